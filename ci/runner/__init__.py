@@ -1,0 +1,1 @@
+"""Runs one shard of a plan on this host and writes its journal."""

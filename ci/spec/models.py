@@ -1,0 +1,247 @@
+"""Typed models of the specs: the fleet (`workflows/runners.yml`) and one workflow (`workflows/NAME.yml`).
+
+The models say what a spec may hold, field by field; `ci.spec.loader` reads files into them and turns every
+violation into an error with file and line. Whatever needs more than one field of one object (unknown pools, timeouts
+against each other, expiries) is judged in `ci.spec.checks`. All times are whole seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from ci.gha.limits import JOB_KEY_PATTERN
+
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def parse_duration(value: object) -> object:
+    """Seconds of a text such as `90s`, `40m`, `2h` or `1h30m`; what is no duration is refused with ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise ValueError(f"a duration needs a unit: write {value}s, {value}m or {value}h")
+    match = _DURATION.fullmatch(value) if isinstance(value, str) and value else None
+    if match is None or not any(match.groups()):
+        raise ValueError("not a duration: write it as 90s, 40m, 2h or 1h30m")
+    seconds = sum(int(part or 0) * _UNITS[unit] for part, unit in zip(match.groups(), "dhms", strict=True))
+    if seconds == 0:
+        raise ValueError("a duration must be longer than zero")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest spelling that `parse_duration` reads back: 5400 -> `1h30m`. Fractions are rounded up."""
+    left, text = max(0, int(-(-seconds // 1))), ""
+    for unit, size in _UNITS.items():
+        if left >= size:
+            text += f"{left // size}{unit}"
+            left %= size
+    return text or "0s"
+
+
+Duration = Annotated[
+    int,
+    BeforeValidator(parse_duration, json_schema_input_type=str),
+    Field(json_schema_extra={"pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "examples": ["90s", "40m", "2h", "1h30m"]}),
+]
+Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
+JobKey = Annotated[StrictStr, Field(pattern=JOB_KEY_PATTERN, max_length=100)]
+Tag = Annotated[StrictStr, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=50)]
+EnvName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvValue = StrictStr | StrictInt | StrictFloat | StrictBool
+Text = Annotated[StrictStr, Field(min_length=1)]
+
+
+class Model(BaseModel):
+    """Strict and frozen: an unknown field or a value of another type is an error, never a guess."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Container(Model):
+    """The container in which every job of a pool runs."""
+
+    image: Text = Field(description="Image, best pinned by digest.")
+    options: StrictStr = Field("", description="Options of `docker create`, such as `--gpus all`.")
+
+
+class Pool(Model):
+    """Identical runners behind one set of labels."""
+
+    labels: list[Text] = Field(min_length=1, description="Every label that `runs-on` asks for.")
+    hosted: StrictBool = Field(False, description="True for GitHub's own machines (6 h a job in place of 5 days).")
+    gpus: StrictInt = Field(0, ge=0, le=1024, description="GPUs that a job of this pool owns.")
+    sm: StrictInt | None = Field(None, ge=10, le=999, description="SM version, such as 90 for Hopper.")
+    memory_gib: StrictInt | None = Field(None, ge=1, description="Memory of one GPU in GiB.")
+    machines: StrictInt = Field(1, ge=1, description="Machines in the pool.")
+    timeout: Duration | None = Field(None, description="The longest that a job may hold a machine of this pool.")
+    setup: list[Text] = Field([], description="Commands run before the tests, in bash with -eo pipefail.")
+    container: Container | None = None
+
+
+class Fleet(Model):
+    """`workflows/runners.yml`: the repository whose schedule counts, and its pools of runners."""
+
+    repository: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$")] = Field(
+        description="owner/name; schedules run there and in no fork."
+    )
+    install: Text = Field(
+        "python3 -m pip install --quiet .",
+        description="Command that puts `nightcap` into the job's virtual environment.",
+    )
+    pools: dict[Name, Pool] = Field(min_length=1)
+
+
+class Schedule(Model):
+    """One cron line of GitHub's scheduler."""
+
+    cron: Text = Field(description="Five fields; avoid minute 0, when GitHub's scheduler is busiest.")
+    timezone: Text = Field("UTC", description="IANA name, such as Europe/Berlin.")
+
+
+class Input(Model):
+    """One extra input of a manual run. Its default holds on every event, also on a schedule."""
+
+    description: Text
+    type: Literal["string", "boolean", "number", "choice"] = "string"
+    default: StrictStr | StrictBool | StrictInt | StrictFloat | None = None
+    options: list[Text] = Field([], description="The choices of `type: choice`.")
+    required: StrictBool = False
+
+
+class Dispatch(Model):
+    """A manual run; the input `job_filter` is always there."""
+
+    inputs: dict[Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], Input] = {}
+
+
+class Call(Model):
+    """Callable from another workflow, with the inputs of a manual run."""
+
+
+class Branches(Model):
+    """Pushes or pull requests to some branches; none named means all."""
+
+    branches: list[Text] = []
+
+
+class Triggers(Model):
+    """When the workflow runs."""
+
+    schedule: list[Schedule] | Schedule | None = None
+    dispatch: Dispatch | None = None
+    call: Call | None = None
+    pull_request: Branches | None = None
+    push: Branches | None = None
+
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedule as a list, whichever way it was written."""
+        return [self.schedule] if isinstance(self.schedule, Schedule) else self.schedule or []
+
+
+class Allowance(Model):
+    """Why something that would be an error is allowed, and until when."""
+
+    reason: Text
+    expires: date = Field(description="YYYY-MM-DD; from the day after, it is an error.")
+
+
+class SuiteDecl(Model):
+    """A suite that test files do not name themselves: by globs, or an external command."""
+
+    files: list[Text] = Field([], description="Globs of test files, from the repository's root.")
+    command: StrictStr | None = Field(
+        None,
+        min_length=1,
+        description="External runner, in bash. Its environment has NIGHTCAP_SUITE, NIGHTCAP_SHARD_INDEX (from 0), "
+        "NIGHTCAP_SHARD_COUNT and NIGHTCAP_TESTS_FILE (this shard's tests, one a line).",
+    )
+    manifest: StrictStr | None = Field(
+        None, description='JSON file {suite: {test: seconds}} that lists what an external command runs.'
+    )
+    junit: StrictStr | None = Field(
+        None, description="JUnit file that the command leaves; with it every test of the manifest has a result of its own."
+    )
+    gpus: StrictInt = Field(0, ge=0, description="GPUs that the suite needs.")
+    min_sm: StrictInt | None = Field(None, ge=10, description="Lowest SM version that the suite runs on.")
+    est: Duration | None = Field(None, description="Expected time of one file without a measurement.")
+    allow_empty: Allowance | None = Field(None, description="Accept that the suite has no test, until a date.")
+
+
+class AutoShards(Model):
+    """As many shards as the target time asks for."""
+
+    max: StrictInt = Field(ge=1, le=256)
+    target: Duration = Field(description="Predicted time of one shard.")
+
+
+class After(Model):
+    """The edge from a job to the jobs before it."""
+
+    jobs: Literal["all"] | list[JobKey] = Field(description="Keys, or `all` for every job with suites.")
+    when: Literal["success", "end"] = Field(
+        description="`success`: only if each selected job before it passed. `end`: however they ended."
+    )
+
+
+class Job(Model):
+    """One job: suites on a pool, or plain commands after other jobs."""
+
+    pool: Name | None = None
+    suites: list[Name] = []
+    commands: list[Text] = Field([], description="Plain commands in place of suites, in bash with -eo pipefail.")
+    after: After | None = None
+    select: Literal["filter", "always"] = Field(
+        "filter", description="`always`: runs whatever the filter selects, unless a `!term` removes it."
+    )
+    aliases: list[JobKey] = Field([], description="Older names; filters still know them.")
+    tags: list[Tag] = []
+    timeout: Duration | None = None
+    file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
+    shards: Annotated[StrictInt, Field(ge=1, le=256)] | AutoShards = 1
+    exclude_marks: list[Name] = Field([], description="Tests with one of these pytest marks are not planned.")
+    env: dict[EnvName, EnvValue] = {}
+    artifacts: list[Text] = Field([], description="Globs of files to keep beside the journal.")
+    enabled: StrictBool = True
+    disabled: Allowance | None = Field(None, description="Needed with `enabled: false`.")
+
+
+class Defaults(Model):
+    """Values for every job that does not say otherwise."""
+
+    pool: Name | None = None
+    timeout: Duration | None = None
+    file_timeout: Duration | None = None
+    exclude_marks: list[Name] = []
+
+
+class Workflow(Model):
+    """`workflows/NAME.yml`: one workflow."""
+
+    title: Text
+    template: Name = Field(description="NAME of `templates/NAME.yml.j2`.")
+    triggers: Triggers
+    defaults: Defaults = Defaults()
+    env: dict[EnvName, EnvValue] = {}
+    secrets: list[Annotated[StrictStr, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]] = Field(
+        [], description="Secrets given to every job with suites or commands, as variables of the same name."
+    )
+    suites: dict[Name, SuiteDecl] = {}
+    jobs: dict[JobKey, Job] = Field(min_length=1)
+
+    def with_defaults(self) -> Workflow:
+        """This workflow with `defaults` written into every job (jobs that say nothing of their own)."""
+
+        def filled(job: Job) -> Job:
+            default: dict[str, Any] = {
+                name: getattr(self.defaults, name)
+                for name in Defaults.model_fields
+                if name not in job.model_fields_set and name in self.defaults.model_fields_set
+            }
+            return job.model_copy(update=default)
+
+        return self.model_copy(update={"jobs": {key: filled(job) for key, job in self.jobs.items()}})

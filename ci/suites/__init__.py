@@ -1,0 +1,1 @@
+"""Suites: finding tests without importing them, their durations, and their shards."""
