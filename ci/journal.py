@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -26,6 +26,7 @@ Ending = Literal["completed", "timed-out", "silent", "crashed", "no-tests", "int
 class Event(BaseModel):
     """What all events have: `at`, seconds since the epoch by the wall clock (durations use a steady clock)."""
 
+    __test__: ClassVar[bool] = False  # pytest: TestStarted and TestFinished are no tests
     model_config = ConfigDict(extra="ignore", frozen=True)
     at: float
 
@@ -154,4 +155,5 @@ def parse(lines: Iterable[str], source: str) -> Journal:
 
 def read(path: Path) -> Journal:
     """The journal in a file. Raises OSError when the file cannot be opened."""
-    return parse(path.read_text(encoding="utf-8", errors="replace").splitlines(), str(path))
+    # Not splitlines(): a message may hold U+2028 and its like, which are no ends of a line here.
+    return parse(path.read_text(encoding="utf-8", errors="replace").split("\n"), str(path))
