@@ -88,6 +88,9 @@ class Fleet(Model):
     repository: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$")] = Field(
         description="owner/name; schedules run there and in no fork."
     )
+    control: list[Text] = Field(
+        ["ubuntu-24.04"], min_length=1, description="Labels of the small machines on which plan and gate run."
+    )
     install: Text = Field(
         "python3 -m pip install --quiet .",
         description="Command that puts `nightcap` into the job's virtual environment.",
