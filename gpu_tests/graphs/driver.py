@@ -127,10 +127,11 @@ class GraphDriver(Protocol):
 
 def available_drivers() -> list[GraphDriver]:
     """The emulation always; real CUDA graphs as well where torch sees a GPU."""
-    from gpu_tests.graphs.cuda import CudaGraphDriver
     from gpu_tests.graphs.emulation import CpuGraphDriver
 
     drivers: list[GraphDriver] = [CpuGraphDriver()]
     if torch.cuda.is_available():
+        from gpu_tests.graphs.cuda import CudaGraphDriver
+
         drivers.append(CudaGraphDriver())
     return drivers
