@@ -1,0 +1,59 @@
+"""The errors of a kernel whose arguments break its contract: each argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KernelPreconditionError(ValueError):
+    """The arguments of a kernel break its contract."""
+
+
+class Problems:
+    """Collects violated preconditions, so that a caller sees all of them at once."""
+
+    def __init__(self, function: str) -> None:
+        self._function = function
+        self._lines: list[str] = []
+        self._devices: dict[str, torch.device] = {}
+
+    def unless(self, holds: bool, argument: str, got: object, allowed: str) -> None:
+        if not holds:
+            self._lines.append(f"{argument}: got {got}, must be {allowed}")
+
+    def unsupported(self, arguments: dict[str, object]) -> None:
+        for name, value in arguments.items():
+            self.unless(value is None, name, value, "None: this reference does not implement it")
+
+    def tensor(
+        self,
+        argument: str,
+        tensor: Tensor,
+        dtypes: tuple[torch.dtype, ...],
+        shape: list[int | None],
+        inner_stride: bool = False,
+    ) -> None:
+        """`None` in `shape` stands for any size; `inner_stride` asks for stride 1 in the last dimension."""
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        self.unless(tensor.dtype in dtypes, argument, str(tensor.dtype).removeprefix("torch."), names)
+        fits = tensor.dim() == len(shape) and all(
+            want in (None, got) for want, got in zip(shape, tensor.shape, strict=True)
+        )
+        self.unless(fits, argument, f"shape {list(tensor.shape)}", f"{shape}".replace("None", "any"))
+        if inner_stride and tensor.dim() and tensor.shape[-1] > 1:
+            self.unless(
+                tensor.stride(-1) == 1,
+                argument,
+                f"strides {list(tensor.stride())}",
+                "1 in the last dimension",
+            )
+        self._devices[argument] = tensor.device
+
+    def same_device(self, device: torch.device) -> None:
+        for argument, other in self._devices.items():
+            self.unless(other == device, argument, f"device {other}", f"on {device}, as the query")
+
+    def raise_if_any(self) -> None:
+        if self._lines:
+            raise KernelPreconditionError("\n  ".join([f"{self._function}:", *self._lines]))
