@@ -1,1 +1,1 @@
-"""What GitHub Actions means: YAML as GitHub reads and writes it, expressions, commands and limits. Nothing of ours."""
+"""What GitHub Actions means: YAML as GitHub reads and writes it, expressions and limits. Nothing of ours."""

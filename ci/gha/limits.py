@@ -1,6 +1,7 @@
 """Limits of GitHub Actions as numbers, each with what happens beyond it.
 
-Sources: docs.github.com "Actions limits", "Workflow syntax", "Events that trigger workflows"; changelogs named beside.
+Sources: docs.github.com "Actions limits", "Workflow syntax", "Events that trigger workflows"; changelogs are
+named beside.
 """
 
 from __future__ import annotations
