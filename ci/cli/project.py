@@ -1,0 +1,82 @@
+"""What every command works on: a repository, its specs and its suites, read once when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ci.plan import Plan, make_plan
+from ci.spec.loader import Specs, load
+from ci.spec.problems import did_you_mean
+from ci.suites.catalogue import Catalogue, catalogue
+from ci.suites.discover import discover
+from ci.suites.durations import Durations
+
+DURATIONS = "workflows/durations.json"
+EVENTS = ("schedule", "workflow_dispatch", "workflow_call", "push", "pull_request")
+
+workflow_option: Callable[[Any], Any] = click.option(
+    "--workflow", metavar="NAME", help="Spec to use.  [default: the only one with a plan]"
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A repository with specs."""
+
+    root: Path
+    today: date
+
+    def specs(self) -> Specs:
+        """Its specs. Raises SpecError."""
+        return _specs(self.root, self.today)
+
+    def catalogue(self, workflow: str) -> Catalogue:
+        """The suites that one workflow sees: those of the tree and those it declares."""
+        return _catalogue(self.root, self.today, workflow)
+
+    def durations(self) -> Durations:
+        """The measured times that are kept in the repository."""
+        return Durations.load(self.root / DURATIONS)
+
+    def workflow(self, name: str | None) -> str:
+        """The workflow of that name, or the only one that makes a plan. Raises UsageError."""
+        workflows = self.specs().workflows
+        planned = [one for one, spec in workflows.items() if any(job.suites for job in spec.jobs.values())]
+        if name is None and len(planned) == 1:
+            return planned[0]
+        if name is None:
+            raise click.UsageError(f"--workflow is needed: one of {', '.join(planned or workflows)}")
+        if name not in workflows:
+            hint = did_you_mean(name, workflows) or f"there are {', '.join(workflows)}"
+            raise click.UsageError(f"no workflow {name!r} in workflows/: {hint}")
+        return name
+
+    def plan(self, workflow: str, event: str, filter_text: str, inputs: dict[str, Any] | None = None) -> Plan:
+        """The plan for an event. Raises SpecError for wrong specs, suites, filters or inputs."""
+        return make_plan(
+            self.specs(),
+            workflow,
+            self.catalogue(workflow),
+            self.durations(),
+            event=event,
+            filter_text=filter_text,
+            inputs=inputs or {},
+        )
+
+
+@cache
+def _specs(root: Path, today: date) -> Specs:
+    return load(root, today=today)
+
+
+@cache
+def _catalogue(root: Path, today: date, workflow: str) -> Catalogue:
+    specs = _specs(root, today)
+    return catalogue(specs.workflows[workflow].suites, discover(root), root)
