@@ -1,0 +1,47 @@
+# Everything a person types here. Each target sets up what it needs, also on a new machine.
+PYTHON ?= python3
+BIN := .venv/bin
+BASE := .venv/.base
+DEV := .venv/.dev
+ENGINE := tests/engine/node_modules/.ready
+FILTER ?= all
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: regenerate-workflows test check lint nightly-local clean
+
+regenerate-workflows: $(BASE)
+	$(BIN)/nightcap generate
+	$(BIN)/nightcap --root examples/inference-engine generate
+
+test: $(DEV) $(ENGINE)
+	$(BIN)/python -m pytest -q -n auto -m "not slow"
+
+check: lint test
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check ci gpu_tests tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/nightcap generate --check
+	$(BIN)/nightcap --root examples/inference-engine --today 2026-12-01 generate --check
+
+nightly-local: $(DEV)
+	$(BIN)/nightcap local --filter "$(FILTER)"
+
+clean:
+	rm -rf .venv .nightcap tests/engine/node_modules
+
+$(BASE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+# torch is pinned in constraints.txt for the tests; pyproject.toml allows a range.
+$(DEV): $(BASE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch,gpu]'
+	touch $@
+
+$(ENGINE): tests/engine/package-lock.json
+	cd tests/engine && npm ci --silent --no-audit --no-fund
+	touch $@
