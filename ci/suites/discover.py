@@ -5,8 +5,10 @@ Input: a folder. Output: every `test_*.py` and `*_test.py` below it, each as `ci
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,8 @@ class Discovery:
 
 def discover(root: Path) -> Discovery:
     """Read every test file below `root`, without hidden folders, virtual environments and build output."""
-    return Discovery(tuple(read_file(root, path) for path in sorted(_test_paths(root, ""))))
+    with _collector_paused():
+        return Discovery(tuple(read_file(root, path) for path in sorted(_test_paths(root, ""))))
 
 
 def read_file(root: Path, path: str) -> TestFile:
@@ -41,6 +44,18 @@ def read_file(root: Path, path: str) -> TestFile:
     except OSError as error:
         return TestFile(path, problems=(Problem(path, 0, "", f"cannot be read: {error.strerror}"),))
     return read_source(path, source)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Syntax trees have no cycles: looking for some is a third of the time of parsing, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _test_paths(root: Path, folder: str) -> Iterator[str]:

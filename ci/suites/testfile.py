@@ -119,13 +119,20 @@ class _Reader:
 
     def read(self, tree: ast.Module, source: bytes) -> TestFile:
         self.aliases = dict(_named_marks(tree.body))
-        module = self._level(_assigned(tree.body, "pytestmark"), self._registrations(tree.body))
+        registered = list(self._registrations(tree.body))
+        module = self._level(_assigned(tree.body, "pytestmark"), registered)
         if not _is_false(tree.body, "__test__"):
             for statement in tree.body:
                 self._statement(statement, module)
         if b"suite" in source or b"register_" in source:
             self._reject_unread(tree)
         tests = [test for tests in self.tests.values() for test in tests]
+        marked = [use for use in self.uses if use not in registered]
+        if marked and not tests and not self.dynamic:
+            message = f"names suite {marked[0].suite!r}, but pytest would find no test here"
+            self.problems.append(
+                Problem(self.path, marked[0].line, "suite", message, "add a test or remove it")
+            )
         return TestFile(
             path=self.path,
             uses=tuple(sorted(set(self.uses), key=lambda use: (use.line, use.suite))),

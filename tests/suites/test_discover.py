@@ -108,7 +108,7 @@ def test_a_marker_that_cannot_be_read_is_a_problem_with_its_line(call: str, mess
 @pytest.mark.parametrize(
     "text",
     [
-        "if GPU:\n    pytestmark = pytest.mark.suite('a')\n",
+        "if GPU:\n    pytestmark = pytest.mark.suite('a')\ndef test_a(): ...",
         "try:\n    @pytest.mark.suite('a')\n    def test_a(): ...\nexcept E:\n    raise\n",
         "@pytest.mark.parametrize('x', [param(1, marks=pytest.mark.suite('a'))])\ndef test_a(x): ...\n",
         "if GPU:\n    register_cuda_ci(est_time=1, suite='a')\n",
@@ -120,8 +120,16 @@ def test_a_suite_that_depends_on_how_the_file_runs_is_a_problem(text: str) -> No
 
 
 def test_the_same_suite_twice_on_one_level_is_a_problem() -> None:
-    (problem,) = read("pytestmark = [pytest.mark.suite('a', gpus=1), pytest.mark.suite('a')]").problems
+    (problem,) = read(
+        "pytestmark = [pytest.mark.suite('a', gpus=1), pytest.mark.suite('a')]\ndef test_a(): ..."
+    ).problems
     assert "'a' is named twice" in problem.message
+
+
+def test_a_marker_in_a_file_without_tests_is_a_problem() -> None:
+    (problem,) = read("pytestmark = pytest.mark.suite('a')\ndef tst_typo(): ...").problems
+    assert (problem.line, problem.message) == (1, "names suite 'a', but pytest would find no test here")
+    assert not read("register_cuda_ci(est_time=1, suite='a')\nmain()").problems, "a plain script"
 
 
 def test_registration_calls_of_other_engines_name_suites() -> None:
