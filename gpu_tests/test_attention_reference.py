@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_tests.reference import oracle
+from gpu_tests.reference import acceptance, oracle
 from gpu_tests.reference.oracle import LOG2E, Attention, attention
 from gpu_tests.reference.paged import empty_kv, empty_mla, shuffled_page_table
 
@@ -345,3 +345,67 @@ def test_page_tables_are_shuffled_disjoint_and_padded() -> None:
     assert ids != sorted(ids)
     with pytest.raises(ValueError, match="7 pages are needed, 6"):
         shuffled_page_table([5, 0, 8], 2, 6)
+
+
+# Acceptance: what may pass as a kernel's output.
+
+
+def accepted_case(dtype: torch.dtype, length: int = 8192) -> dict[str, Tensor]:
+    """One query token over a long sequence whose first and last keys carry weight, and its references."""
+    q, k = normal(1, 2, 64).to(dtype), normal(length, 1, 64, seed=1).to(dtype)
+    v = acceptance.emphasise(normal(length, 1, 32, seed=2), [0, length - 1]).to(dtype)
+    ref = attention(q, k, v, scale=1 / 8).out
+    return {"q": q, "k": k, "v": v, "ref": ref, "lowp": acceptance.low_precision(q, k, v, scale=1 / 8)}
+
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_result_rounded_once_is_accepted(dtype: torch.dtype) -> None:
+    case = accepted_case(dtype)
+    assert acceptance.row_errors(case["ref"].to(dtype), case["ref"], case["lowp"], dtype) == []
+    assert acceptance.row_errors(case["lowp"], case["ref"], case["lowp"], dtype) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kept", [slice(0, -1), slice(1, None)], ids=["last key lost", "first key lost"])
+def test_one_key_of_8192_lost_is_never_accepted(dtype: torch.dtype, kept: slice) -> None:
+    case = accepted_case(dtype)
+    wrong = attention(case["q"], case["k"][kept], case["v"][kept], scale=1 / 8)
+    failing = acceptance.row_errors(wrong.out.to(dtype), case["ref"], case["lowp"], dtype)
+    assert {(row.token, row.head) for row in failing} == {(0, 0), (0, 1)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_key_of_8192_counted_twice_is_never_accepted(dtype: torch.dtype) -> None:
+    case = accepted_case(dtype)
+    k, v = (torch.cat([case[side], case[side][-1:]]) for side in ("k", "v"))
+    wrong = attention(case["q"], k, v, scale=1 / 8)
+    assert len(acceptance.row_errors(wrong.out.to(dtype), case["ref"], case["lowp"], dtype)) >= 2
+
+
+def test_one_lost_key_of_8192_shows_in_the_lse_without_emphasis() -> None:
+    q, k = torch.zeros(1, 2, 64), normal(8192, 1, 64)
+    right, wrong = (attention(q, side, side, scale=1 / 8).lse for side in (k, k[1:]))
+    assert acceptance.lse_errors(right.float(), right) == []
+    assert len(acceptance.lse_errors(wrong.float(), right)) == 2
+
+
+def test_one_bad_row_among_large_ones_is_named() -> None:
+    ref = normal(4, 3, 16) * 100
+    ref[2, 1] *= 1e-4
+    out, lowp = ref.bfloat16(), ref.bfloat16()
+    out[2, 1, 5] += 0.001
+    (error, _) = acceptance.row_errors(out, ref, lowp, torch.bfloat16)
+    assert (error.token, error.head) == (2, 1)
+    assert str(error).startswith("token 2, head 1: ")
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_anomalies_must_stand_where_the_oracle_has_them(poison: float) -> None:
+    ref = normal(2, 2, 4)
+    out = ref.clone()
+    out[1, 0, 3] = poison
+    assert [row[:2] for row in acceptance.row_errors(out, ref, ref, torch.float64)][:1] == [(1, 0)]
+    assert acceptance.row_errors(out, out, ref, torch.float64) == []

@@ -164,5 +164,7 @@ def shuffled_page_table(
     return table
 
 
-def _poison(rows: int, columns: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return torch.full((rows, columns), math.nan, dtype=torch.float32, device=device).to(dtype)
+def _poison(pages: int, elements: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Pages full of NaN, between two guard pages of NaN that no page id reaches."""
+    guarded = torch.full((pages + 2, elements), math.nan, dtype=torch.float32, device=device).to(dtype)
+    return guarded[1:-1]
