@@ -1,1 +1,1 @@
-"""What people write: typed models of the specs, the loader with line-numbered errors, and the filter language."""
+"""What people write: models of the specs, the loader with line-numbered errors, and the filter language."""

@@ -1,8 +1,8 @@
 """Typed models of the specs: the fleet (`workflows/runners.yml`) and one workflow (`workflows/NAME.yml`).
 
 The models say what a spec may hold, field by field; `ci.spec.loader` reads files into them and turns every
-violation into an error with file and line. Whatever needs more than one field of one object (unknown pools, timeouts
-against each other, expiries) is judged in `ci.spec.checks`. All times are whole seconds.
+violation into an error with file and line. Whatever needs more than one field of one object (unknown pools,
+timeouts against each other, expiries) is judged in `ci.spec.checks`. All times are whole seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ import re
 from datetime import date
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    Tag,
+)
 
 from ci.gha.limits import JOB_KEY_PATTERN
 
@@ -20,15 +31,15 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def parse_duration(value: object) -> object:
-    """Seconds of a text such as `90s`, `40m`, `2h` or `1h30m`; what is no duration is refused with ValueError."""
+    """Seconds of a text such as `90s`, `40m`, `2h` or `1h30m`. Raises ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
-        raise ValueError(f"a duration needs a unit: write {value}s, {value}m or {value}h")
+        raise ValueError(f"a duration without a unit: write {value}s, {value}m or {value}h")
     match = _DURATION.fullmatch(value) if isinstance(value, str) and value else None
     if match is None or not any(match.groups()):
         raise ValueError("not a duration: write it as 90s, 40m, 2h or 1h30m")
     seconds = sum(int(part or 0) * _UNITS[unit] for part, unit in zip(match.groups(), "dhms", strict=True))
     if seconds == 0:
-        raise ValueError("a duration must be longer than zero")
+        raise ValueError("no time at all: write 1s or more")
     return seconds
 
 
@@ -45,13 +56,67 @@ def format_duration(seconds: float) -> str:
 Duration = Annotated[
     int,
     BeforeValidator(parse_duration, json_schema_input_type=str),
-    Field(json_schema_extra={"pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "examples": ["90s", "40m", "2h", "1h30m"]}),
+    Field(
+        json_schema_extra={
+            "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$",
+            "examples": ["90s", "40m", "2h", "1h30m"],
+        }
+    ),
 ]
-Name = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+TAG_PATTERN = r"^[a-z0-9][a-z0-9_.-]*$"
+ENV_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+SECRET_PATTERN = r"^[A-Z_][A-Z0-9_]*$"
+REPOSITORY_PATTERN = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$"
+PATTERN_WORDS = {
+    NAME_PATTERN: "a name has letters, digits, `_`, `.` and `-`, and begins with a letter or digit",
+    JOB_KEY_PATTERN: "GitHub takes letters, digits, `_` and `-`, and a letter or `_` first",
+    TAG_PATTERN: "a tag has lower-case letters, digits, `_`, `.` and `-`, and begins with a letter or digit",
+    ENV_PATTERN: "a variable has letters, digits and `_`, and begins with a letter or `_`",
+    SECRET_PATTERN: "a secret has capital letters, digits and `_`, and begins with a letter or `_`",
+    REPOSITORY_PATTERN: "a repository is owner/name",
+}
+"""What each pattern allows, in words for errors."""
+
+
+def parse_day(value: object) -> object:
+    """The date of a text YYYY-MM-DD. Raises ValueError for anything else.
+
+    Pydantic alone would take a number for a time stamp.
+    """
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError("not a date: write it as YYYY-MM-DD")
+    try:
+        return date.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(f"not a date: {error}") from None
+
+
+def one_value(value: object) -> object:
+    """Text, a number or a boolean; a list or a mapping is refused with ValueError."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("not one value: write text, a number, true or false")
+    return value
+
+
+def _is_list(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<one>"
+
+
+def _is_mapping(value: object) -> str:
+    return "<mapping>" if isinstance(value, dict | BaseModel) else "<one>"
+
+
+UNION_TAGS = frozenset({"<list>", "<mapping>", "<one>"})
+"""Steps that pydantic adds to the place of an error inside a union; no field is named so."""
+Day = Annotated[date, BeforeValidator(parse_day)]
+Name = Annotated[StrictStr, Field(pattern=NAME_PATTERN, max_length=100)]
 JobKey = Annotated[StrictStr, Field(pattern=JOB_KEY_PATTERN, max_length=100)]
-Tag = Annotated[StrictStr, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=50)]
-EnvName = Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-EnvValue = StrictStr | StrictInt | StrictFloat | StrictBool
+JobTag = Annotated[StrictStr, Field(pattern=TAG_PATTERN, max_length=50)]
+EnvName = Annotated[StrictStr, Field(pattern=ENV_PATTERN)]
+EnvValue = Annotated[StrictStr | StrictBool | StrictInt | StrictFloat, BeforeValidator(one_value)]
+InputName = Annotated[StrictStr, Field(pattern=JOB_KEY_PATTERN)]
+Secret = Annotated[StrictStr, Field(pattern=SECRET_PATTERN)]
 Text = Annotated[StrictStr, Field(min_length=1)]
 
 
@@ -72,12 +137,16 @@ class Pool(Model):
     """Identical runners behind one set of labels."""
 
     labels: list[Text] = Field(min_length=1, description="Every label that `runs-on` asks for.")
-    hosted: StrictBool = Field(False, description="True for GitHub's own machines (6 h a job in place of 5 days).")
+    hosted: StrictBool = Field(
+        False, description="True for GitHub's own machines (6 h a job in place of 5 days)."
+    )
     gpus: StrictInt = Field(0, ge=0, le=1024, description="GPUs that a job of this pool owns.")
     sm: StrictInt | None = Field(None, ge=10, le=999, description="SM version, such as 90 for Hopper.")
     memory_gib: StrictInt | None = Field(None, ge=1, description="Memory of one GPU in GiB.")
     machines: StrictInt = Field(1, ge=1, description="Machines in the pool.")
-    timeout: Duration | None = Field(None, description="The longest that a job may hold a machine of this pool.")
+    timeout: Duration | None = Field(
+        None, description="The longest that a job may hold a machine of this pool."
+    )
     setup: list[Text] = Field([], description="Commands run before the tests, in bash with -eo pipefail.")
     container: Container | None = None
 
@@ -85,7 +154,7 @@ class Pool(Model):
 class Fleet(Model):
     """`workflows/runners.yml`: the repository whose schedule counts, and its pools of runners."""
 
-    repository: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$")] = Field(
+    repository: Annotated[StrictStr, Field(pattern=REPOSITORY_PATTERN)] = Field(
         description="owner/name; schedules run there and in no fork."
     )
     control: list[Text] = Field(
@@ -110,7 +179,7 @@ class Input(Model):
 
     description: Text
     type: Literal["string", "boolean", "number", "choice"] = "string"
-    default: StrictStr | StrictBool | StrictInt | StrictFloat | None = None
+    default: EnvValue | None = None
     options: list[Text] = Field([], description="The choices of `type: choice`.")
     required: StrictBool = False
 
@@ -118,7 +187,7 @@ class Input(Model):
 class Dispatch(Model):
     """A manual run; the input `job_filter` is always there."""
 
-    inputs: dict[Annotated[StrictStr, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")], Input] = {}
+    inputs: dict[InputName, Input] = {}
 
 
 class Call(Model):
@@ -134,7 +203,13 @@ class Branches(Model):
 class Triggers(Model):
     """When the workflow runs."""
 
-    schedule: list[Schedule] | Schedule | None = None
+    schedule: (
+        Annotated[
+            Annotated[Schedule, Tag("<one>")] | Annotated[list[Schedule], Tag("<list>")],
+            Discriminator(_is_list),
+        ]
+        | None
+    ) = None
     dispatch: Dispatch | None = None
     call: Call | None = None
     pull_request: Branches | None = None
@@ -150,7 +225,7 @@ class Allowance(Model):
     """Why something that would be an error is allowed, and until when."""
 
     reason: Text
-    expires: date = Field(description="YYYY-MM-DD; from the day after, it is an error.")
+    expires: Day = Field(description="YYYY-MM-DD; from the day after, it is an error.")
 
 
 class SuiteDecl(Model):
@@ -160,19 +235,21 @@ class SuiteDecl(Model):
     command: StrictStr | None = Field(
         None,
         min_length=1,
-        description="External runner, in bash. Its environment has NIGHTCAP_SUITE, NIGHTCAP_SHARD_INDEX (from 0), "
-        "NIGHTCAP_SHARD_COUNT and NIGHTCAP_TESTS_FILE (this shard's tests, one a line).",
+        description="External runner, in bash. Its environment has NIGHTCAP_SUITE, NIGHTCAP_SHARD_INDEX "
+        "(from 0), NIGHTCAP_SHARD_COUNT and NIGHTCAP_TESTS_FILE (this shard's tests, one a line).",
     )
     manifest: StrictStr | None = Field(
-        None, description='JSON file {suite: {test: seconds}} that lists what an external command runs.'
+        None, description="JSON file {suite: {test: seconds}} that lists what an external command runs."
     )
     junit: StrictStr | None = Field(
-        None, description="JUnit file that the command leaves; with it every test of the manifest has a result of its own."
+        None, description="JUnit file that the command leaves; it gives every test a result of its own."
     )
     gpus: StrictInt = Field(0, ge=0, description="GPUs that the suite needs.")
     min_sm: StrictInt | None = Field(None, ge=10, description="Lowest SM version that the suite runs on.")
     est: Duration | None = Field(None, description="Expected time of one file without a measurement.")
-    allow_empty: Allowance | None = Field(None, description="Accept that the suite has no test, until a date.")
+    allow_empty: Allowance | None = Field(
+        None, description="Accept that the suite has no test, until a date."
+    )
 
 
 class AutoShards(Model):
@@ -185,7 +262,10 @@ class AutoShards(Model):
 class After(Model):
     """The edge from a job to the jobs before it."""
 
-    jobs: Literal["all"] | list[JobKey] = Field(description="Keys, or `all` for every job with suites.")
+    jobs: Annotated[
+        Annotated[Literal["all"], Tag("<one>")] | Annotated[list[JobKey], Field(min_length=1), Tag("<list>")],
+        Discriminator(_is_list),
+    ] = Field(description="A list of job keys, or `all` for every job with suites.")
     when: Literal["success", "end"] = Field(
         description="`success`: only if each selected job before it passed. `end`: however they ended."
     )
@@ -196,16 +276,21 @@ class Job(Model):
 
     pool: Name | None = None
     suites: list[Name] = []
-    commands: list[Text] = Field([], description="Plain commands in place of suites, in bash with -eo pipefail.")
+    commands: list[Text] = Field(
+        [], description="Plain commands in place of suites, in bash with -eo pipefail."
+    )
     after: After | None = None
     select: Literal["filter", "always"] = Field(
         "filter", description="`always`: runs whatever the filter selects, unless a `!term` removes it."
     )
     aliases: list[JobKey] = Field([], description="Older names; filters still know them.")
-    tags: list[Tag] = []
+    tags: list[JobTag] = []
     timeout: Duration | None = None
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
-    shards: Annotated[StrictInt, Field(ge=1, le=256)] | AutoShards = 1
+    shards: Annotated[
+        Annotated[StrictInt, Field(ge=1, le=256), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],
+        Discriminator(_is_mapping),
+    ] = Field(1, description="A number, or `{max: 8, target: 30m}` for as many as the tests' times ask for.")
     exclude_marks: list[Name] = Field([], description="Tests with one of these pytest marks are not planned.")
     env: dict[EnvName, EnvValue] = {}
     artifacts: list[Text] = Field([], description="Globs of files to keep beside the journal.")
@@ -230,7 +315,7 @@ class Workflow(Model):
     triggers: Triggers
     defaults: Defaults = Defaults()
     env: dict[EnvName, EnvValue] = {}
-    secrets: list[Annotated[StrictStr, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]] = Field(
+    secrets: list[Secret] = Field(
         [], description="Secrets given to every job with suites or commands, as variables of the same name."
     )
     suites: dict[Name, SuiteDecl] = {}

@@ -1,4 +1,4 @@
-"""An error that a person can act on: file, line, field, value, what is allowed and the fix. All come at once."""
+"""Errors that a person can act on: file, line, field, value, what is allowed, the fix; all at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,19 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     return f"did you mean {', '.join(map(repr, near))}?" if near else ""
 
 
+def shown(value: object) -> str:
+    """A user's value as an error shows it: one short line, without a control character, whatever it holds."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return repr(value if len(value) <= 80 else f"{value[:77]}...")
+    kinds = {list: "a list", dict: "a mapping", type(None): "empty"}
+    return kinds.get(type(value)) or f"{value!r:.80}"
+
+
 def nearest(word: str, known: Iterable[str], *, most: int = 3) -> Sequence[str]:
     """The names nearest to `word`, best first, by edit similarity; case is ignored."""
     by_lower = {name.lower(): name for name in sorted(known)}
-    return [by_lower[near] for near in difflib.get_close_matches(word.lower()[:200], by_lower, n=most, cutoff=0.6)]
+    return [
+        by_lower[near] for near in difflib.get_close_matches(word.lower()[:200], by_lower, n=most, cutoff=0.6)
+    ]
