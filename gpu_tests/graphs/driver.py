@@ -64,7 +64,8 @@ class DanglingPointerError(ReplayError):
 class Capabilities:
     """What a driver can do to a graph's memory and what it can see.
 
-    poison_private: memory private to the graph reads as NaN (integers: out of range) until the graph writes it.
+    poison_private: memory private to the graph reads as NaN (integers: out of range) until the graph writes
+    it.
     dangling: "named" = a replay over freed memory raises and names the tensor; "poison" = it reads poison.
     diff: "exact" = every op, shape and host number is compared; "names" = kernel names and launch shapes.
     sync_guard: host synchronisation in plain code is seen.
@@ -89,7 +90,9 @@ class Sync:
 
 
 class Captured(Protocol):
-    """A captured graph.  `out` is what the function returned; its tensors are rewritten by each `replay()`."""
+    """A captured graph.  `out` is what the function returned; its tensors are rewritten by each
+    `replay()`.
+    """
 
     out: Any
 
@@ -116,7 +119,9 @@ class GraphDriver(Protocol):
         """
 
     def to_host(self, t: torch.Tensor, pinned: bool = False) -> torch.Tensor:
-        """A copy of `t` in host memory; `pinned` memory may be copied inside a graph with non_blocking=True."""
+        """A copy of `t` in host memory; `pinned` memory may be copied inside a graph with
+        non_blocking=True.
+        """
 
     def sync_guard(self, forbid: bool = False) -> AbstractContextManager[list[Sync]]:
         """Watch plain code for host synchronisation: yields the list of them; `forbid` raises SyncError."""

@@ -1,8 +1,8 @@
 """`opaque(fn)`: make a Python callable one node of a graph, as a hand-written kernel is.
 
 Outside a capture by the emulation (eager code, a real CUDA graph) the call goes straight through, so a CUDA
-kernel's launcher can be wrapped as well.  Inside one, the recorder that is active runs and records it as a whole;
-at replay it reads and writes its tensors' live contents and gets the host numbers of capture time.
+kernel's launcher can be wrapped as well.  Inside one, the recorder that is active runs and records it as a
+whole; at replay it reads and writes its tensors' live contents and gets the host numbers of capture time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def recording_opaque_calls(recorder: OpaqueRecorder) -> Any:
 def opaque(fn: Callable[P, R]) -> Callable[P, R]:
     """Wrap `fn` so that a capture sees one node.
 
-    Tensors must reach it as arguments (nested in tuples, lists and dicts if need be), for only those are known to
-    the graph; what it closes over is read as it is at replay.
+    Tensors must reach it as arguments (nested in tuples, lists and dicts if need be), for only those are
+    known to the graph; what it closes over is read as it is at replay.
     """
 
     @functools.wraps(fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import FrameType
@@ -32,8 +33,22 @@ def user_site() -> str:
     frame = user_frame()
     if frame is None:
         return "<unknown>"
-    path = frame.f_code.co_filename
-    return f"{min(path, os.path.relpath(path), key=len)}:{frame.f_lineno}"
+    return _shown(frame.f_code.co_filename, frame.f_lineno)
+
+
+@functools.cache
+def _shown(path: str, line: int) -> str:
+    return f"{min(path, os.path.relpath(path), key=len)}:{line}"
+
+
+def site_of_error(error: BaseException) -> str:
+    """`file:line` of the user's innermost frame in the traceback of `error`."""
+    site, trace = "<unknown>", error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HIDDEN):
+            site = _shown(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return site
 
 
 def name_of(t: torch.Tensor) -> str | None:
@@ -53,4 +68,8 @@ def name_of(t: torch.Tensor) -> str | None:
 
 
 def _shares(value: object, key: int) -> bool:
-    return type(value) is torch.Tensor and value.layout == torch.strided and value.untyped_storage()._cdata == key
+    return (
+        type(value) is torch.Tensor
+        and value.layout == torch.strided
+        and value.untyped_storage()._cdata == key
+    )

@@ -57,9 +57,10 @@ def _uses(node: Any, block: Any) -> bool:
 class CpuPool:
     """Memory shared by several captures, in the worst case that CUDA's allocator allows.
 
-    A block of an earlier graph that nobody held any more when a later graph was captured may have been given to
-    that later graph.  A replay of the earlier one then overwrites the later one's memory, also its live outputs.
-    A replay of the later one only writes where the earlier graph's dead blocks were, which nobody can see.
+    A block of an earlier graph that nobody held any more when a later graph was captured may have been
+    given to that later graph.  A replay of the earlier one then overwrites the later one's memory, also its
+    live outputs. A replay of the later one only writes where the earlier graph's dead blocks were, which
+    nobody can see.
     """
 
     def __init__(self) -> None:
@@ -104,13 +105,18 @@ class _SyncGuard(HostAwareMode):
 class CpuGraphDriver:
     """Emulation of CUDA graphs; see `driver.GraphDriver`.
 
-    on_dangling: what a replay does with an outside tensor that was freed after capture: "raise", read "poison",
-    or "keep" it alive from capture on.
+    on_dangling: what a replay does with an outside tensor that was freed after capture: "raise", read
+    "poison", or "keep" it alive from capture on.
     """
 
     device = torch.device("cpu")
     capabilities = Capabilities(
-        poison_private=True, dangling="named", diff="exact", sync_guard=True, opaque_kernels=True, fatal_faults=False
+        poison_private=True,
+        dangling="named",
+        diff="exact",
+        sync_guard=True,
+        opaque_kernels=True,
+        fatal_faults=False,
     )
 
     def __init__(self, on_dangling: OnDangling = "raise") -> None:

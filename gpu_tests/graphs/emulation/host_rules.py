@@ -17,14 +17,22 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_tests.graphs.driver import CaptureError, DeviceMixError, HostCopyError, HostReadError, UnsupportedOpError
+from gpu_tests.graphs.driver import (
+    CaptureError,
+    DeviceMixError,
+    HostCopyError,
+    HostReadError,
+    UnsupportedOpError,
+)
 from gpu_tests.graphs.emulation import rules
 from gpu_tests.graphs.emulation.memory import HOST, has_storage
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Why a call cannot be captured; `waits` is whether in plain code it makes the host wait for the device."""
+    """Why a call cannot be captured; `waits` is whether in plain code it makes the host wait for the
+    device.
+    """
 
     op: str
     reason: str
@@ -32,7 +40,9 @@ class Finding:
     waits: bool = True
 
 
-_PAGEABLE = "copies pageable host memory to the device; use pinned memory with non_blocking=True, or a fill kernel"
+_PAGEABLE = (
+    "copies pageable host memory to the device; use pinned memory with non_blocking=True, or a fill kernel"
+)
 _BLOCKING = "a copy between host and device without non_blocking=True waits for the device"
 _TO_PAGEABLE = "copies device memory to pageable host memory"
 
@@ -60,12 +70,17 @@ def check_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
         return Finding(name, rules.UNCAPTURABLE_OPS[name], UnsupportedOpError)
     if kwargs.get("generator") is not None:
         return Finding(
-            name, "its generator is not the default one, so the graph cannot advance it", UnsupportedOpError, False
+            name,
+            "its generator is not the default one, so the graph cannot advance it",
+            UnsupportedOpError,
+            False,
         )
     if name in ("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"):
         return _check_index(name, args)
     if name == "aten.copy_":
-        return _check_copy(args[0], args[1], bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
+        return _check_copy(
+            args[0], args[1], bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False)
+        )
     return _check_host_operands(func, args, kwargs)
 
 
@@ -109,8 +124,8 @@ def _check_host_operands(
             return Finding(name, f"a 0-dim host tensor {_PAGEABLE}", HostCopyError)
     return Finding(
         name,
-        "one operand is a device tensor and another a host tensor with dimensions (host: made by a factory without "
-        "device=, with device='cpu' as a string, from Python data, or by to_host); eager CUDA refuses this as well",
+        "a device tensor meets a host tensor with dimensions, which eager CUDA refuses as well (host: made "
+        "without device=, with device='cpu' as a string, from Python data, or by to_host)",
         DeviceMixError,
         waits=False,
     )
@@ -124,13 +139,19 @@ class PythonCalls(TorchFunctionMode):
         self.mode = mode
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if not isinstance(first, torch.Tensor):
-            return self._factory(func, name, args, kwargs) if name in rules.FACTORIES else func(*args, **kwargs)
+            return (
+                self._factory(func, name, args, kwargs) if name in rules.FACTORIES else func(*args, **kwargs)
+            )
         if not has_storage(first):
             return func(*args, **kwargs)
         if name in ("to", "cpu"):
@@ -149,10 +170,14 @@ class PythonCalls(TorchFunctionMode):
             return _one_hot(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _factory(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _factory(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         from_data = name in rules.FROM_PYTHON_DATA
         if from_data and not all(is_host(t) for t in tensors_in((args, kwargs))):
-            self.mode.found(Finding(f"torch.{name}", "reads device tensors inside a list on the host", HostReadError))
+            self.mode.found(
+                Finding(f"torch.{name}", "reads device tensors inside a list on the host", HostReadError)
+            )
         if _is_host_device(kwargs.get("device")):
             with self.mode.host_section():
                 out = func(*args, **kwargs)
@@ -192,7 +217,8 @@ class PythonCalls(TorchFunctionMode):
 class HostAwareMode(TorchDispatchMode):
     """Base of recorder and sync guard: tells host ops from device ops, and reports findings.
 
-    Ops on host tensors alone run at once, as they do on CUDA during a capture; their results are host tensors.
+    Ops on host tensors alone run at once, as they do on CUDA during a capture; their results are host
+    tensors.
     """
 
     def __init__(self) -> None:
@@ -220,7 +246,9 @@ class HostAwareMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._host_depth:
             return func(*args, **kwargs)
-        if func is torch.ops.aten.lift_fresh.default:  # a tensor that torch built from Python data on the host
+        if (
+            func is torch.ops.aten.lift_fresh.default
+        ):  # a tensor that torch built from Python data on the host
             return func(*args) if self.knows(args[0]) else HOST.mark(func(*args))
         tensors = tensors_in((args, kwargs))
         if tensors and all(is_host(t) for t in tensors):

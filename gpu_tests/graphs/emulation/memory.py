@@ -1,8 +1,9 @@
 """Memory as a captured graph sees it: storages by address, host memory told apart from device memory.
 
-On the CPU every tensor is a CPU tensor.  `HostTable` remembers which storages stand for host memory; everything
-else is "device" memory.  A graph refers to memory through a `Block` (one storage, weakly unless the graph owns
-it) and an `Operand` (dtype, size, stride and offset within a block): the frozen pointer of a CUDA kernel.
+On the CPU every tensor is a CPU tensor.  `HostTable` remembers which storages stand for host memory;
+everything else is "device" memory.  A graph refers to memory through a `Block` (one storage, weakly unless
+the graph owns it) and an `Operand` (dtype, size, stride and offset within a block): the frozen pointer of a
+CUDA kernel.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def poison_(t: torch.Tensor) -> torch.Tensor:
 class Block:
     """One storage that a graph points at.
 
-    `owned` blocks are private memory of the graph (it keeps them alive); others belong to the user and are held
-    weakly, as a CUDA graph holds a raw pointer.  `label` is how messages name it.
+    `owned` blocks are private memory of the graph (it keeps them alive); others belong to the user and are
+    held weakly, as a CUDA graph holds a raw pointer.  `label` is how messages name it.
     """
 
     def __init__(self, t: torch.Tensor, *, owned: bool, label: str) -> None:
@@ -85,11 +86,13 @@ class Block:
         return storage
 
     def resolve_dangling(self, policy: OnDangling, site: str) -> None:
-        """Apply the policy to freed memory: raise, or point at poison from now on ("keep" never gets here)."""
+        """Apply the policy to freed memory: raise, or point at poison from now on ("keep" never gets
+        here).
+        """
         if policy == "raise":
             raise DanglingPointerError(
-                f"{site}: the graph reads or writes {self.label}, which was freed or re-allocated after capture; "
-                "keep the tensor alive and write into it in place"
+                f"{site}: the graph reads or writes {self.label}, which was freed or re-allocated after "
+                "capture; keep the tensor alive and write into it in place"
             )
         fill = torch.empty(max(1, -(-self._nbytes // self.dtype.itemsize)), dtype=self.dtype)
         self._strong = poison_(fill).untyped_storage()
@@ -136,7 +139,13 @@ class Operand:
     @classmethod
     def of(cls, t: torch.Tensor, block: Block) -> Operand:
         return cls(
-            block, t.dtype, tuple(t.size()), tuple(t.stride()), int(t.storage_offset()), t.is_conj(), t.is_neg()
+            block,
+            t.dtype,
+            tuple(t.size()),
+            tuple(t.stride()),
+            int(t.storage_offset()),
+            t.is_conj(),
+            t.is_neg(),
         )
 
     def tensor(self) -> torch.Tensor:
@@ -157,4 +166,6 @@ def has_storage(t: torch.Tensor) -> bool:
 
 def require_storage(t: torch.Tensor, op: str, site: str) -> None:
     if not has_storage(t):
-        raise UnsupportedOpError(op, f"the emulation knows strided tensors only, this one is {t.layout}", site)
+        raise UnsupportedOpError(
+            op, f"the emulation knows strided tensors only, this one is {t.layout}", site
+        )

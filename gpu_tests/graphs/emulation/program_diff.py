@@ -1,8 +1,8 @@
 """How two captures of one function differ, in words.
 
-Captured with different metadata, a correct function gives the same program: whatever differs (an op, a shape, a
-host number) is a host value that leaked into the graph and will be stale at replay.  Addresses are compared as
-roles ("the third buffer"), not as numbers, so that a fresh allocation is no difference.
+Captured with different metadata, a correct function gives the same program: whatever differs (an op, a
+shape, a host number) is a host value that leaked into the graph and will be stale at replay.  Addresses are
+compared as roles ("the third buffer"), not as numbers, so that a fresh allocation is no difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ def describe_differences(a: Program, b: Program) -> list[str]:
     differences: list[str] = []
     for i, (x, y) in enumerate(zip(a.nodes, b.nodes, strict=False)):
         if x.op != y.op or x.spec != y.spec:
-            return [*differences, f"node {i}: {x.op} ({x.site}) in the first, {y.op} ({y.site}) in the second"]
+            return [
+                *differences,
+                f"node {i}: {x.op} ({x.site}) in the first, {y.op} ({y.site}) in the second",
+            ]
         differences += [f"node {i} {x.op} ({x.site}): {words}" for words in _leaf_differences(x, y)]
     if len(a.nodes) != len(b.nodes):
         longer, name = (a, "first") if len(a.nodes) > len(b.nodes) else (b, "second")

@@ -1,7 +1,7 @@
 """Record a function as a program of nodes with frozen pointers and host numbers.
 
-Recording has no effect: each op is run to learn the layout of its results, and afterwards the memory of others is
-put back, private memory is poisoned and the random generator is rewound.
+Recording has no effect: each op is run to learn the layout of its results, and afterwards the memory of
+others is put back, private memory is poisoned and the random generator is rewound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import torch.utils._pytree as pytree
 from gpu_tests.graphs.driver import CaptureError, ReplayError
 from gpu_tests.graphs.emulation import rules
 from gpu_tests.graphs.emulation.host_rules import Finding, HostAwareMode, PythonCalls, is_host, tensors_in
-from gpu_tests.graphs.emulation.memory import HOST, Block, Operand, has_storage, require_storage, storage_key
+from gpu_tests.graphs.emulation.memory import (
+    HOST,
+    Block,
+    Operand,
+    has_storage,
+    require_storage,
+    storage_key,
+)
 from gpu_tests.graphs.opaque import recording_opaque_calls
 from gpu_tests.graphs.sites import name_of, user_site
 
@@ -37,7 +44,9 @@ class Frozen:
 
 @dataclass(frozen=True)
 class Node:
-    """One kernel: `fn(*args)` with `Operand`, `Frozen` and host numbers as leaves, results copied to `outs`."""
+    """One kernel: `fn(*args)` with `Operand`, `Frozen` and host numbers as leaves, results copied to
+    `outs`.
+    """
 
     op: str
     fn: Callable[..., Any]
@@ -57,7 +66,8 @@ class Node:
                 continue
             if out.size != tuple(result.size()):
                 raise ReplayError(
-                    f"{self.site}: {self.op} gave shape {list(result.size())} at replay, {list(out.size)} at capture"
+                    f"{self.site}: {self.op} gave shape {list(result.size())} at replay, "
+                    f"{list(out.size)} at capture"
                 )
             out.tensor().copy_(result)
 
@@ -142,7 +152,9 @@ class Recorder(HostAwareMode):
         self.program.nodes.append(Node(name, fn, leaves, spec, outs, site))
         return result
 
-    def _freeze(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+    def _freeze(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         return tuple(self._leaf(leaf) for leaf in leaves), spec
 
@@ -188,7 +200,9 @@ class Recorder(HostAwareMode):
         return tuple(outs)
 
 
-def _written(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _written(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
     """The operands that the op writes, by its schema and by `rules.HIDDEN_WRITES`."""
     written: list[torch.Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
@@ -211,8 +225,8 @@ def _modes_off() -> Iterator[None]:
 def _execute(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the op for the layout of its results.
 
-    CUDA looks at no data while it captures, so an op that fails on the data of the moment (an index out of range
-    in a buffer that is not filled yet) must not fail here: then only shapes are computed.
+    CUDA looks at no data while it captures, so an op that fails on the data of the moment (an index out of
+    range in a buffer that is not filled yet) must not fail here: then only shapes are computed.
     """
     with torch._C.DisableTorchFunction():
         try:
@@ -226,7 +240,9 @@ def _execute(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 def _layout_only(
     func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Any:
-    """Results with the layout that the op would give and arbitrary contents; re-raises a failure of shapes."""
+    """Results with the layout that the op would give and arbitrary contents; re-raises a failure of
+    shapes.
+    """
     with torch.device("meta"):
         meta_args, meta_kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (args, kwargs))
         meta_kwargs = {k: torch.device("meta") if k == "device" else v for k, v in meta_kwargs.items()}
@@ -238,5 +254,7 @@ def _layout_only(
     if written:
         return written[0] if len(written) == 1 else tuple(written)
     return pytree.tree_map_only(
-        torch.Tensor, lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu").zero_(), result
+        torch.Tensor,
+        lambda t: torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu").zero_(),
+        result,
     )

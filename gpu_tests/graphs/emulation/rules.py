@@ -1,8 +1,8 @@
 """What CUDA refuses to capture, as data with reasons.
 
 A CPU build of torch runs the CPU kernels, which do not tell what their CUDA twins would do; these tables do.
-They were made by running the snippets of `gpu_tests.graphs.snippets` on both, and are checked by the same table.
-Names are aten packets (`aten.svd`), or Python methods where the CPU never reaches the dispatcher.
+They were made by running the snippets of `gpu_tests.graphs.snippets` on both, and are checked by the same
+table. Names are aten packets (`aten.svd`), or Python methods where the CPU never reaches the dispatcher.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-# Methods that read the tensor's data on the host.  On the CPU they bypass the dispatcher, so only a function mode
-# sees them.  `.item()`, `bool()` and `int()` are not here: they reach the dispatcher as `_local_scalar_dense`.
+# Methods that read the tensor's data on the host.  On the CPU they bypass the dispatcher, so only a
+# function mode sees them.  `.item()`, `bool()` and `int()` are not here: they reach the dispatcher as
+# `_local_scalar_dense`.
 HOST_READ_METHODS: dict[str, str] = {
     "cpu": "copies device memory to pageable host memory and waits for it",
     "numpy": "reads device memory on the host",
@@ -28,16 +29,51 @@ HOST_READ_METHODS: dict[str, str] = {
 
 # Functions that build a tensor from sizes or Python data; without `device=` the result is in host memory.
 FACTORIES = frozenset(
-    "arange as_tensor asarray empty empty_permuted empty_strided eye from_numpy frombuffer full linspace logspace "
-    "ones rand randint randn randperm range scalar_tensor tensor tril_indices triu_indices zeros "
-    "normal blackman_window hann_window hamming_window bartlett_window kaiser_window".split()
+    {
+        "arange",
+        "as_tensor",
+        "asarray",
+        "empty",
+        "empty_permuted",
+        "empty_strided",
+        "eye",
+        "from_numpy",
+        "frombuffer",
+        "full",
+        "linspace",
+        "logspace",
+        "ones",
+        "rand",
+        "randint",
+        "randn",
+        "randperm",
+        "range",
+        "scalar_tensor",
+        "tensor",
+        "tril_indices",
+        "triu_indices",
+        "zeros",
+        "normal",
+        "blackman_window",
+        "hann_window",
+        "hamming_window",
+        "bartlett_window",
+        "kaiser_window",
+    }
 )
 # Of those, the ones that read Python data on the host and would copy it to the device.
 FROM_PYTHON_DATA = frozenset({"tensor", "as_tensor", "asarray"})
 
 # Their memory is whatever was there before.
 UNINITIALISED = frozenset(
-    "aten.empty aten.empty_like aten.empty_strided aten.empty_permuted aten.new_empty aten.new_empty_strided".split()
+    {
+        "aten.empty",
+        "aten.empty_like",
+        "aten.empty_strided",
+        "aten.empty_permuted",
+        "aten.new_empty",
+        "aten.new_empty_strided",
+    }
 )
 
 
@@ -80,7 +116,10 @@ HOST_READ_OPS: dict[str, tuple[str, Condition | None]] = {
     "aten.unique_consecutive": (_SHAPE, None),
     "aten.bincount": (_SHAPE, None),
     "aten.repeat_interleave": (_SHAPE, _without_output_size),
-    "aten.histc": ("without a range it reads the data's own minimum and maximum on the host", _without_range),
+    "aten.histc": (
+        "without a range it reads the data's own minimum and maximum on the host",
+        _without_range,
+    ),
 }
 
 # packet -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
@@ -103,10 +142,17 @@ UNCAPTURABLE_OPS: dict[str, str] = {
     "aten.segment_reduce": _ITERATES,
 }
 
-# A 0-dim host tensor as an operand of a device op: its value is read at capture and frozen.  All pointwise ops
-# allow it but those in the second set, which copy it to the device.
+# A 0-dim host tensor as an operand of a device op: its value is read at capture and frozen.  All pointwise
+# ops allow it but those in the second set, which copy it to the device.
 FROZEN_SCALAR_OPS = frozenset(
-    "aten.fill_ aten.fill aten.masked_fill aten.masked_fill_ aten.index_fill aten.index_fill_".split()
+    {
+        "aten.fill_",
+        "aten.fill",
+        "aten.masked_fill",
+        "aten.masked_fill_",
+        "aten.index_fill",
+        "aten.index_fill_",
+    }
 )
 COPIES_HOST_SCALAR = frozenset({"aten.where", "aten.index_put", "aten.index_put_", "aten.copy_", "aten.copy"})
 
