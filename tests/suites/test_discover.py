@@ -87,7 +87,7 @@ def test_marks_of_module_class_base_and_function_add_up_and_named_marks_are_foll
         ('suite("a", gpu=1)', "has no argument 'gpu'"),
         ('suite("a", "b")', "takes 1 positional argument"),
         ('suite("a", name="b")', "has 'name' twice"),
-        ('suite("a", est=90)', "a duration needs a unit"),
+        ('suite("a", est=90)', "est=90: a duration"),
         ('suite("a", est="soon")', "not a duration"),
         ('suite("a", gpus=True)', "gpus=True is no number"),
         ('suite("a", min_sm=9.0)', "min_sm=9.0 is no SM version"),
