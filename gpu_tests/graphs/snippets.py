@@ -12,7 +12,6 @@ emulation.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,7 +56,7 @@ class Inputs:
         draw.manual_seed(seed + 100)
         host = {"h": normal(3), "hi": torch.tensor([seed % 3, 0]), "h0": normal()}
         pinned = {"p": normal(3), "q": torch.zeros(3)}
-        self.device = driver.device
+        self.driver, self.device = driver, driver.device
         self.tensors = {
             **{name: t.to(driver.device) for name, t in device.items()},
             **{name: driver.to_host(t) for name, t in host.items()},
@@ -486,7 +485,7 @@ def _inference(e: Inputs) -> torch.Tensor:
 
 
 def _copy_of_pinned_sum(e: Inputs) -> list[torch.Tensor]:
-    pinned = e.h.cumsum(0).pin_memory()
+    pinned = e.driver.to_host(e.h.cumsum(0), pinned=True)
     return [e.buf.copy_(pinned, non_blocking=True), pinned]
 
 
@@ -657,20 +656,16 @@ def _workspace_is_dirty(driver: GraphDriver) -> str:
 
 def _freed_buffer(driver: GraphDriver) -> str:
     """Freed after capture and re-used by a new tensor of the same size."""
-    x = _ones(driver)
-    graph = driver.capture(lambda: x * 2)
-    del x
-    gc.collect()
+    box = {"x": _ones(driver)}
+    graph = driver.capture(lambda: box["x"] * 2)
+    box.clear()
     other = torch.full((1024,), 11.0, device=driver.device)
     try:
         graph.replay()
     except ReplayError:
         return "not the old value"
-    return "the old value" if _word(graph.out) == "2" else _also_word("not the old value", other)
-
-
-def _also_word(word: str, *_: Any) -> str:
-    return word
+    del other  # it held the address until here
+    return "the old value" if _word(graph.out) == "2" else "not the old value"
 
 
 def _chain_of_graphs(driver: GraphDriver) -> str:
