@@ -58,7 +58,7 @@ Duration = Annotated[
     BeforeValidator(parse_duration, json_schema_input_type=str),
     Field(
         json_schema_extra={
-            "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$",
+            "pattern": r"^(?=\d)(\d+d)?(\d+h)?(\d+m)?(\d+s)?$",
             "examples": ["90s", "40m", "2h", "1h30m"],
         }
     ),
