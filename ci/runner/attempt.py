@@ -1,0 +1,141 @@
+"""One attempt of a unit: a fresh process, watched to its end, judged, classified, and written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ci.journal import AnyEvent, TestFinished, TestStarted, UnitFinished, UnitStarted
+from ci.plan import Unit
+from ci.runner import classify, judge, junit, oom, supervise, units
+from ci.runner.classify import FailureClass
+from ci.runner.interrupts import Interrupts
+from ci.runner.judge import BAD, Judgement
+from ci.runner.options import RunOptions
+from ci.runner.record import Record, Seen, seen
+from ci.runner.supervise import Ended, Limits
+from ci.runner.units import Attempt, Places
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all attempts of a run share."""
+
+    options: RunOptions
+    places: Places
+    record: Record
+    interrupts: Interrupts
+    deadline: float
+    """By the monotonic clock."""
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """What an attempt came to. `failure` is None when nothing went wrong."""
+
+    judgement: Judgement
+    finished: tuple[TestFinished, ...]
+    seen: Seen
+    failure: FailureClass | None
+
+
+def run(attempt: Attempt, context: Context) -> AttemptResult:
+    """Make the attempt; its events are on disk when this returns."""
+    unit, record = attempt.unit, context.record
+    record.write(
+        UnitStarted(
+            at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, reason=attempt.reason
+        )
+    )
+    task = units.task(attempt, context.places, context.options.env)
+    if unit.junit:
+        (context.places.root / unit.junit).unlink(
+            missing_ok=True
+        )  # an older one would be taken for this run's
+    if unit.kind == "script":
+        record.write(_started(attempt, unit.path))
+    record.news()
+    kills = oom.Watch()
+    ended = supervise.run(task, _limits(attempt, context), mark=attempt.mark, interrupts=context.interrupts)
+    written = seen(record.news())
+    log = classify.log_end(task.log)
+    judgement = _judge(unit, ended, written, log, context.places, kills.evidence(ended.signal))
+    record.write(*(_finished(attempt, result) for result in judgement.results))
+    _note_left_overs(unit, ended, record)
+    finished = written.finished + tuple(e for e in record.news() if isinstance(e, TestFinished))
+    failure = _failure(judgement, finished, log)
+    record.write(_unit_finished(attempt, ended, judgement, failure))
+    return AttemptResult(judgement, finished, written, failure)
+
+
+def _limits(attempt: Attempt, context: Context) -> Limits:
+    options, job = context.options, attempt.job
+    left = max(0.0, context.deadline - time.monotonic())
+    return Limits(
+        budget=min(job.file_timeout or job.timeout, left),
+        silence=options.silence,
+        grace=options.grace,
+        log_bytes=options.log_bytes,
+    )
+
+
+def _judge(unit: Unit, ended: Ended, written: Seen, log: str, places: Places, killed: str) -> Judgement:
+    if unit.kind == "pytest":
+        return judge.pytest_unit(unit, ended, written, oom=killed)
+    if unit.kind == "command" and unit.junit:
+        return judge.command(unit, ended, junit.read(places.root / unit.junit), oom=killed)
+    return judge.script(unit, ended, log, oom=killed)
+
+
+def _failure(judgement: Judgement, finished: Iterable[TestFinished], log: str) -> FailureClass | None:
+    messages = [event.message for event in finished if event.outcome in BAD]
+    if judgement.ending in ("interrupted", "no-tests") or (judgement.ending == "completed" and not messages):
+        return None
+    return classify.classify(judgement.detail, *messages, log)
+
+
+def _note_left_overs(unit: Unit, ended: Ended, record: Record) -> None:
+    for process in ended.left:
+        record.note(
+            "warning", f"{unit.path} left a process behind, ended: {process.pid} {process.command[:300]}"
+        )
+    for process in ended.survivors:
+        record.note("infra", f"process {process.pid} of {unit.path} cannot be ended (state {process.state})")
+    if ended.log_lost:
+        record.note("warning", f"a part of a log is not written: {ended.log_lost}")
+
+
+def _started(attempt: Attempt, test: str) -> TestStarted:
+    unit = attempt.unit
+    return TestStarted(at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, test=test)
+
+
+def _finished(attempt: Attempt, result: judge.Result) -> TestFinished:
+    return TestFinished(
+        at=time.time(),
+        unit=attempt.unit.path,
+        suite=attempt.unit.suite,
+        attempt=attempt.number,
+        test=result.test,
+        outcome=result.outcome,
+        seconds=result.seconds,
+        message=result.message,
+    )
+
+
+def _unit_finished(
+    attempt: Attempt, ended: Ended, judgement: Judgement, failure: FailureClass | None
+) -> AnyEvent:
+    return UnitFinished(
+        at=time.time(),
+        unit=attempt.unit.path,
+        suite=attempt.unit.suite,
+        attempt=attempt.number,
+        ending=judgement.ending,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        seconds=ended.seconds,
+        detail=judgement.detail,
+        failure_class=failure.name if failure else "",
+    )

@@ -1,0 +1,39 @@
+"""SIGINT, SIGTERM and SIGHUP as something to wait for, together with other descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """While entered, a stop signal is remembered in `received` and makes `descriptor` readable.
+
+    GitHub cancels with SIGINT and, 7.5 s later, SIGTERM: the first counts, later ones change nothing. Only
+    the main thread may enter it.
+    """
+
+    def __init__(self) -> None:
+        self.received = ""
+        self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        self._handlers = {number: signal.signal(number, self._on_signal) for number in _STOP}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self.descriptor)
+        os.close(self._write)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received = signal.Signals(number).name
+            os.write(self._write, b"!")  # stays readable: whoever waits next sees it as well

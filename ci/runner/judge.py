@@ -1,0 +1,150 @@
+"""How one attempt of a unit ended, from how its process left and what it wrote down. Pure functions.
+
+The exit code alone is never believed: a conftest can swallow it, and `os._exit(0)` in the middle of a file
+leaves with 0. An attempt is complete when each collected test has its result and the process left as pytest
+leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ci.journal import Ending, Outcome
+from ci.plan import Unit
+from ci.runner.record import Seen
+from ci.runner.supervise import Ended
+
+_PYTEST_EXITS = {
+    2: "pytest was interrupted from inside (exit code 2)",
+    3: "pytest internal error (exit code 3)",
+    4: "pytest could not start: bad options, or an error in a conftest (exit code 4)",
+}
+_NO_UNITTESTS = re.compile(r"^Ran 0 tests in ", re.MULTILINE)
+BAD: frozenset[Outcome] = frozenset({"failed", "timed-out", "crashed"})
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result that the runner states for a test that could not do so itself."""
+
+    test: str
+    outcome: Outcome
+    message: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an attempt came to."""
+
+    ending: Ending
+    detail: str = ""
+    results: tuple[Result, ...] = ()
+    resume: tuple[str, ...] = ()
+    """Tests that never ran because of a crash, for a fresh process."""
+
+
+def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judgement:
+    """Judge an attempt of a test file. `oom` says who ended a process for want of memory, if anybody did."""
+    victims = seen.running or (unit.tests if seen.collected is None and not seen.finished else ())
+    if ended.cause == "interrupted":
+        return Judgement("interrupted", _during("stopped", seen))
+    if ended.cause != "exited":
+        message = _out_of_time(ended, seen)
+        return Judgement(_stopped(ended), _during(message, seen), _all(victims, "timed-out", message))
+    left = oom or _left(ended)
+    if seen.collected is None or seen.running or seen.not_run:
+        detail = _during(left, seen)
+        progressed = bool(seen.running or seen.finished)
+        return Judgement(
+            "crashed", detail, _all(victims, "crashed", detail), seen.not_run if progressed else ()
+        )
+    if ended.signal or ended.exit_code not in (0, 1, 5):
+        return Judgement("crashed", f"{left} after its last test")
+    if not seen.finished:
+        return Judgement("no-tests", f"no test ran (exit code {ended.exit_code})")
+    if ended.exit_code == 1 and not any(event.outcome in BAD for event in seen.finished):
+        return Judgement(
+            "crashed", "exit code 1 though no test failed: a plug-in or the end of the session did"
+        )
+    return Judgement("completed")
+
+
+def script(unit: Unit, ended: Ended, log: str, *, oom: str = "") -> Judgement:
+    """Judge a script: its exit code is its one result, unless it says that it ran no test."""
+    if ended.cause == "interrupted":
+        return Judgement("interrupted", "stopped")
+    if ended.cause != "exited":
+        detail = _out_of_time(ended, Seen())
+        return Judgement(_stopped(ended), detail, _all(unit.tests, "timed-out", detail, ended.seconds))
+    if ended.signal or oom:
+        detail = oom or _left(ended)
+        return Judgement("crashed", detail, _all(unit.tests, "crashed", detail, ended.seconds))
+    if ended.exit_code == 0:
+        if _NO_UNITTESTS.search(log):
+            return Judgement("no-tests", "unittest ran 0 tests, yet the exit code is 0")
+        return Judgement("completed", "", _all(unit.tests, "passed", "", ended.seconds))
+    if ended.exit_code == 5 and _NO_UNITTESTS.search(log):
+        return Judgement("no-tests", "unittest ran 0 tests")
+    detail = _left(ended)
+    return Judgement("completed", detail, _all(unit.tests, "failed", detail, ended.seconds))
+
+
+def command(unit: Unit, ended: Ended, reported: tuple[Result, ...] | None, *, oom: str = "") -> Judgement:
+    """Judge an external command by what its JUnit file reports (None: it left none that can be read).
+
+    Planned tests that it does not report stay without a result.
+    """
+    found = reported or ()
+    if ended.cause == "interrupted":
+        return Judgement("interrupted", "stopped", found)
+    if ended.cause != "exited":
+        return Judgement(_stopped(ended), _out_of_time(ended, Seen()), found)
+    left = oom or _left(ended)
+    if ended.signal or oom:
+        return Judgement("crashed", left, found)
+    if not found:
+        missing = (
+            f"{unit.junit} is missing or cannot be read" if reported is None else f"{unit.junit} has no test"
+        )
+        ending: Ending = "no-tests" if ended.exit_code == 0 else "crashed"
+        return Judgement(ending, f"{left}; {missing}")
+    if ended.exit_code != 0 and not any(result.outcome in BAD for result in found):
+        return Judgement("crashed", f"{left}, though {unit.junit} reports no failure", found)
+    return Judgement("completed", "", found)
+
+
+def _all(tests: Iterable[str], outcome: Outcome, message: str, seconds: float = 0.0) -> tuple[Result, ...]:
+    return tuple(Result(test, outcome, message, seconds) for test in tests)
+
+
+def _stopped(ended: Ended) -> Ending:
+    return "silent" if ended.cause == "silent" else "timed-out"
+
+
+def _left(ended: Ended) -> str:
+    if ended.signal:
+        return f"ended by {ended.signal}"
+    return _PYTEST_EXITS.get(ended.exit_code or 0, f"left with exit code {ended.exit_code}")
+
+
+def _during(what: str, seen: Seen) -> str:
+    if seen.running:
+        return f"{what} in {', '.join(seen.running)}"
+    if seen.collected is None:
+        return f"{what} before its tests were collected"
+    return f"{what} between tests"
+
+
+def _out_of_time(ended: Ended, seen: Seen) -> str:
+    """Says `while passing` when the time went into tests that passed, and not into one that hangs."""
+    passed = sum(event.seconds for event in seen.finished if event.outcome == "passed")
+    bad = any(event.outcome in BAD for event in seen.finished)
+    where = f" (stacks in {ended.stacks.name})" if ended.stacks else ""
+    if ended.cause == "silent":
+        return f"silent for too long, ended after {ended.seconds:.0f} s{where}"
+    if passed >= ended.seconds / 2 and not bad:
+        return f"timed out after {ended.seconds:.0f} s while passing: {passed:.0f} s went into passed tests{where}"
+    return f"timed out after {ended.seconds:.0f} s{where}"
