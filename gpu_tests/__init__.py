@@ -1,0 +1,1 @@
+"""Attention under CUDA graphs: reference kernels, graph drivers, backends, the contract and the faults it catches."""

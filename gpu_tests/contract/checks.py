@@ -1,0 +1,271 @@
+"""The checks: evidence in, findings out.  Each has a name, and each is the reason that at least one fault is caught.
+
+`CHECKS` maps a name to what it demands; `judge(evidence)` runs them all.  A finding that is known or allowed is
+filtered by `Exemption`s, which need a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpu_tests.contract.drive import Evidence, Execution, ReplayRecord
+from gpu_tests.contract.metadata import equal, words
+from gpu_tests.contract.truth import Expected
+from gpu_tests.reference.acceptance import RowError, row_errors
+
+CHECKS: dict[str, str] = {
+    "capture": "every size can be captured",
+    "replay": "every round can be prepared and replayed",
+    "host_sync": "neither a graph nor replay_prepare makes the host wait for the device",
+    "eager": "the eager control, on an instance of its own, returns what the oracle says",
+    "capture_output": "the run before capture returns what the oracle says, row by row",
+    "output": "a replay returns what the oracle says, row by row",
+    "anomaly": "NaN and Inf stand only where the oracle has them",
+    "nan_flag": "no live row of any run, warm-up included, is NaN (a device flag recorded in the graph)",
+    "eager_match": "a replay and the eager control agree bit for bit",
+    "kv_footprint": "exactly the expected KV bytes are written",
+    "twins": "the same request twice in a batch gives the same bits",
+    "neighbours": "the same request on the same graph gives the same bits whatever else is in the batch",
+    "sensitivity": "requests that differ give outputs that differ",
+    "stability": "metadata keeps address, shape, strides and dtype from capture to replay",
+    "same_metadata": "capture_prepare and replay_prepare make the same metadata of the same batch",
+    "program": "captures with different batches are the same program",
+    "coverage": "offsets start at 0, do not decrease, and cover the rows of the query",
+    "kernel_lengths": "a kernel never sees a length below 1 for a live row",
+    "guards": "no buffer is written past its ends",
+    "workspace": "the counters in a kernel's workspace are zero on entry",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One violation: the check, where in the schedule, what, and the replay that shows it (for the report)."""
+
+    check: str
+    label: str
+    message: str
+    row: str = ""
+    field: str = ""
+    record: ReplayRecord | None = None
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.label}: {f'{self.row}: ' if self.row else ''}{self.message}"
+
+
+@dataclass(frozen=True)
+class Exemption:
+    """Findings of `check` (about `field`, if given) that are not reported, and why."""
+
+    check: str
+    reason: str
+    field: str = ""
+
+    def __post_init__(self) -> None:
+        if self.check not in CHECKS:
+            raise ValueError(f"no check {self.check!r}: they are {', '.join(CHECKS)}")
+        if not self.reason.strip():
+            raise ValueError(f"an exemption from {self.check!r} needs a reason")
+
+    def covers(self, finding: Finding) -> bool:
+        return self.check == finding.check and self.field in ("", finding.field.partition("[")[0])
+
+
+def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Finding]:
+    """All findings, in the order of the schedule."""
+    exempt = list(exemptions)
+    return [f for f in _all(evidence) if not any(e.covers(f) for e in exempt)]
+
+
+def _all(evidence: Evidence) -> Iterator[Finding]:
+    dtype = evidence.spec_dtype
+    for failure in evidence.failures:
+        yield Finding(failure.check, failure.label, f"{type(failure.error).__name__}: {failure.error}")
+    for execution in evidence.captures:
+        yield from _outputs(execution, dtype, "capture_output", None)
+        yield from _kernel_lengths(execution, None)
+    for record in evidence.replays:
+        yield from _replay(record, dtype)
+    yield from _bits_of_requests(evidence)
+    for mode, steps in evidence.nan_steps.items():
+        for step in steps:
+            yield Finding("nan_flag", mode, f"step {step} returned NaN for a live row in some run")
+    if evidence.dirty_launches:
+        yield Finding("workspace", "", f"{evidence.dirty_launches} kernel launches found dirty counters")
+    for buffer in evidence.damaged:
+        yield Finding("guards", "", f"written past its end: {buffer}")
+
+
+def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:
+    replay, eager = record.replay, record.eager
+    yield from _outputs(replay, dtype, "output", record)
+    yield from _kernel_lengths(replay, record)
+    if eager is not None:
+        yield from _outputs(eager, dtype, "eager", record)
+        yield from _eager_match(record, eager)
+    for sync in record.syncs:
+        yield Finding("host_sync", replay.label, f"replay_prepare waits at {sync.site}: {sync.op}", record=record)
+    for problem in record.kv_problems[:4]:
+        yield Finding("kv_footprint", replay.label, f"unexpected bytes: {problem}", record=record)
+    for difference in record.program_differences[:4]:
+        yield Finding("program", replay.label, difference, record=record)
+    yield from _stability(record)
+    yield from _same_metadata(record)
+    yield from _coverage(record)
+
+
+def _outputs(
+    execution: Execution, dtype: torch.dtype, check: str, record: ReplayRecord | None
+) -> Iterator[Finding]:
+    for step, rows in enumerate(execution.expected):
+        for expected in rows:
+            for error in _row_errors(execution, step, expected, dtype):
+                anomaly = error.reason.startswith("NaN")
+                name = "anomaly" if anomaly and check == "output" else check
+                yield Finding(
+                    name,
+                    execution.label,
+                    f"step {step}, {error}; {_got_and_expected(execution, step, expected, error)}",
+                    row=f"row {expected.row.index}, {expected.row.name}",
+                    record=record,
+                )
+
+
+def _row_errors(execution: Execution, step: int, expected: Expected, dtype: torch.dtype) -> list[RowError]:
+    return row_errors(_rows(execution, step, expected), expected.oracle, expected.low_precision, dtype)[:2]
+
+
+def _rows(execution: Execution, step: int, expected: Expected) -> Tensor:
+    start = expected.row.tokens.start
+    return execution.outs[step][start : start + expected.row.compared]
+
+
+def _got_and_expected(execution: Execution, step: int, expected: Expected, error: RowError) -> str:
+    got = _rows(execution, step, expected)[error.token, error.head][:3].tolist()
+    want = expected.oracle[error.token, error.head][:3].tolist()
+    return f"got {_short(got)}, expected {_short(want)}"
+
+
+def _short(numbers: list[float]) -> str:
+    return f"[{', '.join(f'{n:.4g}' for n in numbers)}, ...]"
+
+
+def _eager_match(record: ReplayRecord, eager: Execution) -> Iterator[Finding]:
+    replay = record.replay
+    for step, (ours, theirs) in enumerate(zip(replay.expected, eager.expected, strict=True)):
+        for a, b in zip(ours, theirs, strict=True):
+            x, y = _rows(replay, step, a), _rows(eager, step, b)
+            if not torch.equal(x.nan_to_num(), y.nan_to_num()):
+                yield Finding(
+                    "eager_match",
+                    replay.label,
+                    f"step {step}: replay and eager differ by up to {(x - y).abs().max():.3g}",
+                    row=f"row {a.row.index}, {a.row.name}",
+                    record=record,
+                )
+
+
+def _kernel_lengths(execution: Execution, record: ReplayRecord | None) -> Iterator[Finding]:
+    for step, call in enumerate(execution.calls):
+        seen = call.tensors["seq_lens"].tolist()
+        for row in execution.rows:
+            if seen[row.index] < 1:
+                message = f"step {step}: the kernel saw length {seen[row.index]}; all rows: {seen}"
+                yield Finding("kernel_lengths", execution.label, message, row=f"row {row.index}", record=record)
+
+
+def _stability(record: ReplayRecord) -> Iterator[Finding]:
+    for name, before in record.captured.items():
+        after = record.replay.metadata.get(name)
+        if before.tensor is None:
+            continue
+        if after is None or after.tensor is None:
+            message = f"{name} is gone at replay"
+        elif before.layout != after.layout:
+            message = f"{name}: {before.layout} at capture, {after.layout} at replay"
+        elif before.address != after.address:
+            message = f"{name}: bound to another tensor at replay; the graph still reads the captured one"
+        else:
+            continue
+        yield Finding("stability", record.replay.label, message, field=name, record=record)
+
+
+def _same_metadata(record: ReplayRecord) -> Iterator[Finding]:
+    if record.witness is None:
+        return
+    facts = record.replay.facts
+    for name, fresh in record.witness.items():
+        ours = record.replay.metadata.get(name)
+        if isinstance(fresh.value, Tensor) and fresh.value.dtype.is_floating_point:
+            continue  # scratch
+        if ours is None or equal(fresh, ours):
+            continue
+        if isinstance(fresh.value, Tensor) and isinstance(ours.value, Tensor) and fresh.value.dim() == 2:
+            # A page table past a row's last page may hold anything.
+            if fresh.value.shape == ours.value.shape and _same_pages(fresh.value, ours.value, record):
+                continue
+        yield Finding(
+            "same_metadata",
+            record.replay.label,
+            f"{name}: {words(fresh.value, facts)} by capture_prepare, {words(ours.value, facts)} by replay_prepare",
+            field=name,
+            record=record,
+        )
+
+
+def _same_pages(a: Tensor, b: Tensor, record: ReplayRecord) -> bool:
+    return all(
+        torch.equal(a[row.index, : len(row.pages)], b[row.index, : len(row.pages)]) for row in record.replay.rows
+    )
+
+
+def _coverage(record: ReplayRecord) -> Iterator[Finding]:
+    """Offsets in the metadata, written-only ones too: sglang#21987's are never read in graph mode."""
+    replay = record.replay
+    live = max((row.tokens.stop for row in replay.rows), default=0)
+    for name, field in replay.metadata.items():
+        value = field.value
+        if not isinstance(value, Tensor) or value.dim() != 1 or not _is_query_offsets(name):
+            continue
+        offsets = value.tolist()
+        starts = [row.tokens.start for row in replay.rows]
+        if offsets[0] != 0 or sorted(offsets) != offsets:
+            message = f"{name} {offsets} does not start at 0 or decreases"
+        elif offsets[: len(starts)] != starts or not live <= offsets[-1] <= replay.num_tokens:
+            message = f"{name} {offsets} does not cover the {replay.num_tokens} rows of the query: rows start at {starts}"
+        else:
+            continue
+        yield Finding("coverage", replay.label, message, field=name, record=record)
+
+
+def _is_query_offsets(name: str) -> bool:
+    return name.partition("[")[0] in ("cu_seqlens_q", "qo_indptr", "query_start_loc")
+
+
+def _bits_of_requests(evidence: Evidence) -> Iterator[Finding]:
+    """twins, neighbours and sensitivity: bits of equal requests agree, bits of different ones do not."""
+    same: dict[tuple[object, ...], tuple[bytes, Execution, int]] = {}
+    owner: dict[tuple[object, bytes], tuple[tuple[object, ...], str]] = {}
+    for record in evidence.replays:
+        replay = record.replay
+        for step, rows in enumerate(replay.expected):
+            for expected in rows:
+                got, row = _rows(replay, step, expected), expected.row
+                if not torch.isfinite(got).all():
+                    continue  # `anomaly` has it
+                label, where = replay.label, f"row {row.index}, {row.name}"
+                key = (replay.mode, replay.bs, step, row.identity)
+                bits = got.contiguous().view(torch.uint8).numpy().tobytes()
+                first, execution, index = same.setdefault(key, (bits, replay, row.index))
+                if first != bits:
+                    name = "twins" if execution is replay else "neighbours"
+                    other = f"row {index} of {execution.label}"
+                    yield Finding(name, label, f"step {step}: other bits than {other}", row=where, record=record)
+                head = (step, got[0].contiguous().view(torch.uint8).numpy().tobytes())
+                request, its_label = owner.setdefault(head, (row.distinct, label))
+                if request != row.distinct:
+                    message = f"step {step}: the same output as for {request} in {its_label}"
+                    yield Finding("sensitivity", label, message, row=where, record=record)

@@ -1,0 +1,398 @@
+"""Drive a backend through a scenario as an engine does, and keep the evidence.
+
+    all sizes are captured first, largest first, on a fresh backend
+    each round:  load the truth, pad the batch, replay_prepare, replay
+                 the same batch through a second instance without a graph (the eager control)
+                 the same batch through a third instance's capture_prepare (the witness)
+
+Order matters: sizes share buffers, so after any replay the next capture would find them filled, and sglang#26521
+disappears.  Nothing is judged here; `checks` reads the `Evidence`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gpu_tests.backends.kernel_plug import KernelCall
+from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, Mode, World
+from gpu_tests.backends.runner import Feed, Runner
+from gpu_tests.contract.guards import Guards
+from gpu_tests.contract.metadata import BatchFacts, Snapshot, snapshot
+from gpu_tests.contract.scenario import Round, Scenario
+from gpu_tests.contract.truth import Expected, RowTruth, Truth, chain, copy_of, make_world
+from gpu_tests.graphs import CaptureError, Captured, GraphDriver, GraphError, Sync, SyncError
+from gpu_tests.reference.paged import PagedKV
+
+WARMUPS = 2
+"""Eager runs before a capture, as in SGLang's runners; the output of the last one is looked at."""
+
+
+@dataclass(frozen=True)
+class SeenCall:
+    """What one kernel call of an execution saw: host arguments and the contents of its metadata tensors."""
+
+    kernel: str
+    host: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+@dataclass
+class Execution:
+    """One run of the model: what it was given, what came out, and what was true."""
+
+    kind: Literal["capture", "replay", "eager"]
+    label: str
+    mode: Mode
+    bs: int
+    rows: list[RowTruth]
+    facts: BatchFacts
+    outs: list[Tensor]
+    expected: list[list[Expected]]
+    metadata: Snapshot
+    calls: list[SeenCall]
+    num_tokens: int
+
+
+@dataclass
+class ReplayRecord:
+    """A replay with what is compared with it."""
+
+    replay: Execution
+    eager: Execution | None
+    captured: Snapshot
+    captured_facts: BatchFacts
+    unwritten: frozenset[str]
+    witness: Snapshot | None
+    kv_problems: list[str]
+    syncs: list[Sync]
+    program_differences: list[str]
+
+
+@dataclass
+class Failure:
+    """An exception: where in the schedule, and which check it belongs to."""
+
+    check: Literal["capture", "replay", "host_sync", "eager"]
+    label: str
+    error: Exception
+
+
+@dataclass
+class Evidence:
+    scenario: Scenario
+    spec_dtype: torch.dtype
+    captures: list[Execution] = field(default_factory=list)
+    replays: list[ReplayRecord] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    nan_steps: dict[str, list[int]] = field(default_factory=dict)
+    dirty_launches: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Graph:
+    """A captured size: its graph, what its kernels log, and the metadata and batch that it was captured with."""
+
+    graph: Captured
+    calls: list[KernelCall]
+    metadata: Snapshot
+    facts: BatchFacts
+    unwritten: frozenset[str]
+
+
+WorldMaker = Callable[[Scenario, torch.device], World]
+
+
+def default_world(scenario: Scenario, device: torch.device) -> World:
+    return make_world(scenario.spec, device)
+
+
+def run(
+    scenario: Scenario, factory: BackendFactory, driver: GraphDriver, world_maker: WorldMaker = default_world
+) -> Evidence:
+    """Run the whole scenario.  A backend that raises ends it; the evidence says where."""
+    evidence = Evidence(scenario, scenario.spec.torch_dtype)
+    with _uninitialised_memory_is_poison():
+        session = _Session(scenario, factory, driver, world_maker, evidence)
+        if session.capture_all():
+            for index, round_ in enumerate(scenario.rounds()):
+                if not session.play(index, round_):
+                    break
+        session.finish()
+    return evidence
+
+
+class _Session:
+    def __init__(
+        self,
+        scenario: Scenario,
+        factory: BackendFactory,
+        driver: GraphDriver,
+        world_maker: WorldMaker,
+        evidence: Evidence,
+    ) -> None:
+        self.scenario, self.driver, self.evidence, self.spec = scenario, driver, evidence, scenario.spec
+        with Guards() as self.guards:
+            self.world = world_maker(scenario, driver.device)
+            self.backend, self.eager, self.witness = (factory(self.world) for _ in range(3))
+        self.truth = Truth(self.world, scenario.perturbations, scenario.seed)
+        to_host = driver.to_host
+        self.runner = Runner(self.world, self.backend.fill_value(), to_host)
+        self.pool = driver.new_pool()
+        self.graphs: dict[tuple[Mode, int], _Graph] = {}
+        self.nan_flags = {
+            mode: torch.zeros(self.spec.steps(mode), dtype=torch.bool, device=driver.device)
+            for mode in self.spec.modes
+        }
+        self.diffed: set[Mode] = set()
+
+    # -- capture -----------------------------------------------------------------------------------------------
+
+    def capture_all(self) -> bool:
+        sizes = [(mode, bs) for mode in self.spec.modes for bs in sorted(self.spec.capture_sizes, reverse=True)]
+        for mode, bs in sizes:
+            label = f"capture of {mode} at {bs} rows"
+            try:
+                self._capture(mode, bs, label)
+            except (GraphError, RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+                check = "host_sync" if isinstance(error, CaptureError) else "capture"
+                self.evidence.failures.append(Failure(check, label, error))  # type: ignore[arg-type]
+                return False
+        gc.collect()  # everything freed that may be freed: a graph holds no references
+        return True
+
+    def _capture(self, mode: Mode, bs: int, label: str) -> None:
+        round_ = self.scenario.capture_round(mode, bs)
+        if round_ is None:
+            self.truth.load(Round(mode, bs, ()))
+            batch, feed = self.runner.dummy(mode, bs), None
+            rows = self.truth.dummy_rows(mode, bs, self.runner.fill_value)
+        else:
+            feed, rows = self.truth.load(round_)
+            batch = self.runner.padded(feed, bs)
+        before = self.guards.versions()
+        self.backend.capture_prepare(batch)
+        if not self.scenario.has("no_warmup"):
+            self.evidence.captures.append(self._warm_up(batch, rows, feed, label))
+        with self.world.kernels.logging() as calls:
+            graph = self.driver.capture(lambda: self._model(self.backend, batch), self.pool, warmup=0)
+        metadata = snapshot(self.backend.metadata_objects())
+        unwritten = frozenset(
+            name
+            for name, f in metadata.items()
+            if f.tensor is not None and before.get(f.tensor.untyped_storage().data_ptr()) == f.version
+        )
+        self.graphs[mode, bs] = _Graph(graph, calls, metadata, self._facts(batch), unwritten)
+
+    def _warm_up(self, batch: Batch, rows: list[RowTruth], feed: Feed | None, label: str) -> Execution:
+        for _ in range(WARMUPS - 1):
+            self._model(self.backend, batch)
+        caches: list[PagedKV] = []
+        with self.world.kernels.logging() as calls:
+            outs = self._model(self.backend, batch, after_step=lambda: caches.append(copy_of(self.world.kv)))
+        expected = [
+            self.truth.expected(rows, step, inputs, cache)
+            for step, (inputs, cache) in enumerate(zip(self._inputs_seen(batch, outs), caches, strict=True))
+        ]
+        return self._execution("capture", label, batch, rows, outs, expected, calls, self.backend)
+
+    # -- one round ---------------------------------------------------------------------------------------------
+
+    def play(self, index: int, round_: Round) -> bool:
+        label = f"round {index}: {round_.mode}, {len(round_.rows)} live rows on the graph of {round_.bs}"
+        check: Literal["replay", "eager", "host_sync"] = "replay"
+        try:
+            record = self._replay(round_, label)
+            check = "eager"
+            if round_.rows:
+                record.eager = self._eager_control(round_, f"eager control of {label}")
+                record.witness = self._witness(round_, record)
+            self.evidence.replays.append(record)
+        except (GraphError, RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+            if isinstance(error, SyncError):
+                check = "host_sync"
+            self.evidence.failures.append(Failure(check, label, error))
+            return False
+        return True
+
+    def _replay(self, round_: Round, label: str) -> ReplayRecord:
+        feed, rows = self.truth.load(round_)
+        graph = self.graphs[round_.mode, round_.bs]
+        batch = self._padded(feed, round_.bs)
+        before = copy_of(self.world.kv)
+        self.backend.weights_updated()
+        with self.driver.sync_guard() as syncs:
+            self.backend.replay_prepare(batch)
+        if self.scenario.has("host_reuse"):
+            _overwrite_host_tensors(batch)
+        if self.scenario.has("dirty_workspace"):
+            self.world.shared_workspace.fill_(0xFF)
+        graph.graph.replay()
+        outs = [o.clone() for o in graph.graph.out]
+        expected, kv_problems = self._judge_cache(feed, rows, self._inputs_seen(batch, outs), before)
+        execution = self._execution("replay", label, batch, rows, outs, expected, graph.calls, self.backend)
+        return ReplayRecord(
+            execution, None, graph.metadata, graph.facts, graph.unwritten, None, kv_problems, syncs, []
+        )
+
+    def _eager_control(self, round_: Round, label: str) -> Execution:
+        feed, rows = self.truth.load(round_)
+        batch, inputs = self.runner.plain(feed)
+        before = copy_of(self.world.kv)
+        self.eager.weights_updated()
+        self.eager.eager_prepare(batch)
+        with self.world.kernels.logging() as calls:
+            outs = self._model(self.eager, batch, inputs)
+        expected, _ = self._judge_cache(feed, rows, self._inputs_seen(batch, outs, inputs), before)
+        return self._execution("eager", label, batch, rows, outs, expected, calls, self.eager)
+
+    def _witness(self, round_: Round, record: ReplayRecord) -> Snapshot:
+        """The metadata that capture_prepare makes of this round's batch; once a mode, the program as well."""
+        feed, _ = self.truth.load(round_)
+        batch = self._padded(feed, round_.bs)
+        self.witness.weights_updated()
+        self.witness.capture_prepare(batch)
+        self.witness.in_graph(batch)
+        seen = snapshot(self.witness.metadata_objects())
+        if round_.mode not in self.diffed:
+            self.diffed.add(round_.mode)
+            if not self.scenario.has("no_warmup"):
+                self._model(self.witness, batch)
+            second = self.driver.capture(lambda: self._model(self.witness, batch), self.driver.new_pool(), warmup=0)
+            first = self.graphs[round_.mode, round_.bs].graph
+            record.program_differences = list(self.driver.diff(first, second))
+        return seen
+
+    def _judge_cache(
+        self, feed: Feed, rows: list[RowTruth], inputs: Sequence[Inputs], before: PagedKV
+    ) -> tuple[list[list[Expected]], list[str]]:
+        """Expected outputs of every step, and how the cache differs from what the pass had to write."""
+        expected = []
+        for step, of_step in enumerate(inputs):
+            self.truth.write(feed, step, of_step, before)
+            expected.append(self.truth.expected(rows, step, of_step, before))
+        return expected, _cache_differences(self.world.kv, before)
+
+    # -- the model ---------------------------------------------------------------------------------------------
+
+    def _model(
+        self,
+        backend: Backend,
+        batch: Batch,
+        inputs: list[Inputs] | None = None,
+        after_step: Callable[[], None] | None = None,
+    ) -> list[Tensor]:
+        """The forward pass that is captured: in-graph metadata, then the steps, each fed by the one before.
+
+        Every step raises a device flag if a live token's output is NaN, in warm-up runs and replays alike, as
+        SGLang's NaN detection does.
+        """
+        static = self.runner.inputs(batch) if inputs is None else inputs
+        live = self.runner.live_tokens(batch) if inputs is None else None
+        backend.in_graph(batch)
+        outs: list[Tensor] = []
+        for step, given in enumerate(static):
+            out = backend.forward(step, chain(given, outs[-1], self.spec) if outs else given, batch)
+            outs.append(out.clone())
+            if after_step is not None:
+                after_step()
+            nan = torch.isnan(outs[-1]).flatten(1).any(dim=1)
+            self.nan_flags[batch.forward_mode][step].logical_or_((nan if live is None else nan & live).any())
+        return outs
+
+    def _inputs_seen(
+        self, batch: Batch, outs: list[Tensor], inputs: list[Inputs] | None = None
+    ) -> list[Inputs]:
+        """The inputs of each step, given what the steps returned."""
+        static = self.runner.inputs(batch) if inputs is None else inputs
+        return [chain(x, outs[i - 1], self.spec) if i else x for i, x in enumerate(static)]
+
+    def _padded(self, feed: Feed, bs: int) -> Batch:
+        return self.runner.padded(feed, bs, torch.nan if self.scenario.has("pad_nan") else 0.0)
+
+    def _execution(
+        self,
+        kind: Literal["capture", "replay", "eager"],
+        label: str,
+        batch: Batch,
+        rows: list[RowTruth],
+        outs: list[Tensor],
+        expected: list[list[Expected]],
+        calls: list[KernelCall],
+        backend: Backend,
+    ) -> Execution:
+        return Execution(
+            kind=kind,
+            label=label,
+            mode=batch.forward_mode,
+            bs=batch.batch_size,
+            rows=rows,
+            facts=self._facts(batch),
+            outs=[o.cpu() for o in outs],
+            expected=expected,
+            metadata=snapshot(backend.metadata_objects()),
+            calls=[SeenCall(c.kernel, c.host, {n: t.cpu() for n, t in c.tensors.items()}) for c in calls],
+            num_tokens=batch.num_tokens,
+        )
+
+    def _facts(self, batch: Batch) -> BatchFacts:
+        info = batch.spec_info
+        accept = None if info is None or info.accept_length is None else info.accept_length.tolist()
+        return BatchFacts(batch.seq_lens.tolist(), accept, self.spec.num_draft_tokens)
+
+    def finish(self) -> None:
+        self.evidence.nan_steps = {str(m): f.nonzero().flatten().tolist() for m, f in self.nan_flags.items()}
+        self.evidence.dirty_launches = self.world.kernels.dirty_launches()
+        self.evidence.damaged = self.guards.damaged()
+
+
+def _cache_differences(actual: PagedKV, expected: PagedKV) -> list[str]:
+    """Where the pool's memory, gaps and guard zones included, is not what it must be, bit for bit.
+
+    Slot 0 is free for padded tokens.
+    """
+    for a, e in ((actual.k, expected.k), (actual.v, expected.v)):
+        e[0, 0] = a[0, 0]
+    problems = []
+    for name, a, e in (("k", actual.k, expected.k), ("v", actual.v, expected.v)):
+        if actual.mla and name == "v":
+            continue
+        wrong = (_bits(a) != _bits(e)).flatten(2).any(dim=2)
+        problems += [f"{name} cache, page {page} offset {offset}" for page, offset in wrong.nonzero().tolist()]
+        if not problems and not torch.equal(_memory(a), _memory(e)):
+            problems.append(f"{name} cache: memory between or round the pages was written")
+    return problems
+
+
+def _bits(t: Tensor) -> Tensor:
+    return t.view({2: torch.int16, 4: torch.int32, 1: torch.int8}[t.dtype.itemsize])
+
+
+def _memory(t: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
+
+
+def _overwrite_host_tensors(batch: Batch) -> None:
+    """The runner goes on to its next batch: host buffers that it lent are its own again (TRT-LLM#15546)."""
+    if batch.seq_lens_cpu is not None:
+        batch.seq_lens_cpu.fill_(1)
+    if batch.spec_info is not None and batch.spec_info.accept_length_cpu is not None:
+        batch.spec_info.accept_length_cpu[:] = [0] * len(batch.spec_info.accept_length_cpu)
+
+
+@contextmanager
+def _uninitialised_memory_is_poison() -> Iterator[None]:
+    """`torch.empty` gives NaN and the largest integer instead of what luck left there."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
