@@ -12,7 +12,7 @@ A unit is run again in a new attempt after a crash (the tests not yet run) or fo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,7 @@ class Trial:
     """One result of a test in one attempt of its unit."""
 
     test: str
+    attempt: int
     outcome: Outcome
     seconds: float
     message: str
@@ -95,11 +96,13 @@ class Attempt:
     def trials(self) -> list[Trial]:
         """Every result, with those that only the ending tells."""
         infra = self.end is not None and self.end.ending == "infra"
-        told = [Trial(one.test, one.outcome, one.seconds, one.message, infra) for one in self.results]
+        told = [
+            Trial(one.test, self.number, one.outcome, one.seconds, one.message, infra) for one in self.results
+        ]
         if self.end is None or self.end.ending not in _BLAME:
             return told
         blame, why = _BLAME[self.end.ending], ending_text(self.end)
-        return told + [Trial(test, blame, 0.0, why, infra) for test in self.unfinished]
+        return told + [Trial(test, self.number, blame, 0.0, why, infra) for test in self.unfinished]
 
     @property
     def doubled(self) -> list[str]:
@@ -177,20 +180,19 @@ def judge_unit(place: Place, unit: Unit, attempts: list[Attempt], *, whole: bool
 def _trials(unit: Unit, attempts: list[Attempt]) -> dict[str, list[Trial]]:
     """Every test's results in the order of attempts.
 
-    A process that dies before it collects leaves results of planned ids. When a later attempt tells the parameters,
-    each of them has had that result.
+    A process that dies before it collects leaves results of planned ids. When a later attempt tells the
+    parameters, each of them has had that result.
     """
-    trials: dict[str, list[Trial]] = {}
+    trials: dict[str, list[Trial]] = defaultdict(list)
+    uncollected: dict[str, list[Trial]] = defaultdict(list)
     for attempt in attempts:
         for trial in attempt.trials:
-            trials.setdefault(trial.test, []).append(trial)
-    for test in sorted(trials.keys()):
-        function = base(unit, test)
-        if function != test and function in trials:
-            trials[test] = trials[function] + trials[test]
-    for function in {base(unit, test) for test in trials if base(unit, test) != test}:
-        trials.pop(function, None)
-    return trials
+            (trials if attempt.collected else uncollected)[trial.test].append(trial)
+    for test in trials:
+        early = uncollected.get(test, uncollected.get(base(unit, test), []))
+        trials[test] = sorted(early + trials[test], key=lambda trial: trial.attempt)
+    told = {*trials, *(base(unit, test) for test in trials)}
+    return {**trials, **{test: several for test, several in uncollected.items() if test not in told}}
 
 
 def base(unit: Unit, test: str) -> str:
