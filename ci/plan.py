@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from ci.spec.filter import Selection, select
+from ci.spec.loader import Specs
+from ci.spec.models import Fleet, Input, Job, SuiteDecl, Workflow, format_duration
+from ci.spec.problems import Problem, SpecError, did_you_mean
+from ci.suites.catalogue import Catalogue, Suite, SuiteFile
+from ci.suites.durations import Durations, Estimate
+from ci.suites.sharding import Item, assign, count_for
 
 SCHEMA = 1
 """Version of the JSON of a plan; raised when an older reader would misunderstand it."""
@@ -29,8 +41,8 @@ class Unit(Value):
     """What one fresh process runs: a test file, a plain script, or an external command.
 
     `tests` are the planned results. For pytest they are the functions that the syntax tree shows
-    (`path::Class::test_name`); each may turn into several results by its parameters. For a script it is the path, for
-    a command without JUnit the suite's name.
+    (`path::Class::test_name`); each may turn into several results by its parameters. For a script it is the path. For
+    a command they are the tests of its manifest when it leaves JUnit, else one name: its exit code is the result.
     """
 
     suite: str
@@ -39,6 +51,7 @@ class Unit(Value):
     tests: tuple[str, ...] = ()
     seconds: float = Field(description="Predicted time.")
     command: str = Field("", description="The text that bash runs, for a command.")
+    items: tuple[str, ...] = Field((), description="What NIGHTCAP_TESTS_FILE lists for a command.")
     junit: str = Field("", description="The JUnit file that the command leaves.")
 
 
@@ -65,8 +78,8 @@ class PlannedJob(Value):
     pool: str
     gpus: int = 0
     sm: int | None = None
+    setup: tuple[str, ...] = Field((), description="The pool's set-up commands.")
     suites: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
     timeout: int = Field(description="Seconds that the job may take.")
     file_timeout: int = Field(0, description="Seconds that one unit may take.")
     exclude_marks: tuple[str, ...] = ()
@@ -125,3 +138,214 @@ def shard_index(text: str) -> tuple[int, int]:
             if 1 <= int(index) <= int(count):
                 return int(index), int(count)
     raise ValueError(f"{text!r} is no shard: write it as 2/4 (or 2-of-4), from 1 to the count")
+
+
+def make_plan(
+    specs: Specs,
+    name: str,
+    catalogue: Catalogue,
+    durations: Durations,
+    *,
+    event: str,
+    filter_text: str,
+    inputs: Mapping[str, object],
+) -> Plan:
+    """The plan of workflow `name` for an event.
+
+    Raises SpecError for suites that are unknown or empty and for wrong inputs, FilterError (a SpecError) for a filter
+    that means nothing.
+    """
+    workflow = specs.workflows[name]
+    if wrong := list(suite_problems(specs, name, catalogue)):
+        raise SpecError(wrong)
+    effective = effective_inputs(workflow, inputs)
+    selection = select(filter_text, workflow)
+    jobs = tuple(
+        _job(key, job, workflow, specs.fleet, catalogue, durations, selection) for key, job in workflow.jobs.items()
+    )
+    plan = Plan(workflow=name, event=event, filter=filter_text.strip() or "all", inputs=effective, jobs=jobs)
+    return plan.sealed()
+
+
+def suite_problems(specs: Specs, name: str, catalogue: Catalogue) -> Iterator[Problem]:
+    """Suites that a job names and that do not exist, or have no test without saying that they may."""
+    yield from catalogue.problems
+    for key, job in specs.workflows[name].jobs.items():
+        for index, suite_name in enumerate(job.suites):
+            where = ("jobs", key, "suites", index)
+            suite = catalogue.suites.get(suite_name)
+            if suite is None:
+                fix = did_you_mean(suite_name, catalogue.suites) or "mark a test file with it, or declare it in suites"
+                yield specs.problem(name, where, f"unknown suite {suite_name!r}", fix)
+            elif not suite.files and not (suite.decl and suite.decl.allow_empty):
+                fix = "register a test, remove the suite, or say allow_empty with a reason and an expiry"
+                yield specs.problem(name, where, f"suite {suite_name!r} has no test: the job would be green for nothing", fix)
+
+
+def effective_inputs(workflow: Workflow, given: Mapping[str, object]) -> dict[str, JsonValue]:
+    """Every input of a manual run with its value or its default, typed, whatever the event.
+
+    Raises SpecError for an unknown input, a missing required one and a value of another type.
+    """
+    declared = workflow.triggers.dispatch.inputs if workflow.triggers.dispatch else {}
+    problems = [
+        Problem("inputs", 0, one, "unknown input", did_you_mean(one, declared) or f"there are {', '.join(declared) or 'none'}")
+        for one in given.keys() - declared.keys()
+    ]
+    values: dict[str, JsonValue] = {}
+    for one, spec in declared.items():
+        value = given.get(one)
+        if value in (None, ""):
+            value = spec.default
+        if value is None and spec.required and given:
+            problems.append(Problem("inputs", 0, one, "is required"))
+        try:
+            values[one] = _typed(spec, value)
+        except ValueError as error:
+            problems.append(Problem("inputs", 0, one, f"{value!r} {error}"))
+    if problems:
+        raise SpecError(problems)
+    return values
+
+
+def _typed(spec: Input, value: object) -> JsonValue:
+    """A value as its input's type says; GitHub hands over text. Raises ValueError with what is allowed."""
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if spec.type == "boolean":
+        if text.lower() not in ("", "true", "false"):
+            raise ValueError("is no boolean: write true or false")
+        return text.lower() == "true"
+    if spec.type == "number":
+        number = float(text or 0)
+        if not math.isfinite(number):
+            raise ValueError("is no finite number")
+        return int(number) if number.is_integer() else number
+    if spec.type == "choice" and text and text not in spec.options:
+        raise ValueError(f"is none of {', '.join(spec.options)}")
+    return text
+
+
+def _job(
+    key: str,
+    job: Job,
+    workflow: Workflow,
+    fleet: Fleet,
+    catalogue: Catalogue,
+    durations: Durations,
+    selection: Selection,
+) -> PlannedJob:
+    pool = fleet.pools[job.pool or ""]
+    suites = [catalogue.suites[name] for name in job.suites]
+    shards, notes = _shards(key, job, suites, durations)
+    state: State = "selected" if key in selection.selected else "not-selected"
+    reason = selection.reasons[key]
+    if not job.enabled:
+        state = "disabled"
+    elif state == "selected" and not shards:
+        state, reason = "empty", "; ".join(_why_empty(suite) for suite in suites)
+    if (longest := max((shard.seconds for shard in shards), default=0)) > (job.timeout or 0):
+        notes.append(
+            f"predicted {format_duration(longest)} for a shard is more than the timeout {format_duration(job.timeout or 0)}"
+        )
+    env = {name: _env_text(value) for name, value in {**workflow.env, **job.env}.items()}
+    return PlannedJob(
+        key=key,
+        state=state,
+        reason=reason,
+        pool=job.pool or "",
+        gpus=pool.gpus,
+        sm=pool.sm,
+        setup=tuple(pool.setup),
+        suites=tuple(job.suites),
+        timeout=job.timeout or 0,
+        file_timeout=job.file_timeout or job.timeout or 0,
+        exclude_marks=tuple(job.exclude_marks),
+        env=env,
+        artifacts=tuple(job.artifacts),
+        shards=tuple(shards) if state == "selected" else (),
+        notes=tuple(notes),
+    )
+
+
+def _shards(key: str, job: Job, suites: list[Suite], durations: Durations) -> tuple[list[Shard], list[str]]:
+    """The shards of a job, and what a person should know of them."""
+    if job.commands:
+        unit = Unit(suite="", kind="command", path=key, tests=(key,), seconds=0, command="\n".join(job.commands))
+        return [Shard(index=1, count=1, seconds=0, units=(unit,))], []
+    files: dict[str, tuple[Suite, SuiteFile, Estimate]] = {}
+    everywhere: list[Suite] = []
+    notes = [f"suite {suite.name} is empty: {_why_empty(suite)}" for suite in suites if not suite.files]
+    for suite in suites:
+        if suite.kind == "command" and suite.decl and not suite.decl.manifest:
+            everywhere.append(suite)
+            continue
+        for file in suite.files:
+            kept = [test for test in file.tests if not set(test.marks) & set(job.exclude_marks)]
+            if kept or file.dynamic or file.kind != "pytest":
+                others = [other.est for other in suite.files if other.est is not None]
+                estimate = durations.seconds(suite.name, job.pool or "", file.path, file.est, others=others)
+                files[f"{suite.name}:{file.path}"] = (suite, replace(file, tests=tuple(kept)), estimate)
+    items = [Item(id=one, seconds=estimate.seconds) for one, (_, _, estimate) in files.items()]
+    count = job.shards if isinstance(job.shards, int) else count_for(items, job.shards.target, job.shards.max)
+    parts = [[files[one] for one in part.ids] for part in assign(items, count)]
+    if everywhere:
+        parts += [[] for _ in range(count - len(parts))]
+    guessed = Counter(
+        f"{suite.name}: {estimate.note}"
+        for suite, _, estimate in files.values()
+        if estimate.source not in ("measured", "declared")
+    )
+    notes += [f"predicted time of {count} files of {note}" for note, count in sorted(guessed.items())]
+    total = len(parts)
+    return [_shard(index, total, part, everywhere) for index, part in enumerate(parts, 1)], notes
+
+
+def _shard(
+    index: int, count: int, part: list[tuple[Suite, SuiteFile, Estimate]], everywhere: list[Suite]
+) -> Shard:
+    units = [
+        Unit(
+            suite=suite.name,
+            kind=file.kind,
+            path=file.path,
+            tests=tuple(test.id for test in file.tests) if file.kind == "pytest" else (file.path,),
+            seconds=round(estimate.seconds, 3),
+        )
+        for suite, file, estimate in part
+        if file.kind != "command"
+    ]
+    commands: dict[str, list[tuple[Suite, SuiteFile, Estimate]]] = {}
+    for one in part:
+        if one[1].kind == "command":
+            commands.setdefault(one[0].name, []).append(one)
+    label = f" {index}-of-{count}" if count > 1 else ""
+    units += [_command(own[0][0], label, own) for own in commands.values()]
+    units += [_command(suite, label, []) for suite in everywhere]
+    return Shard(index=index, count=count, seconds=round(sum(unit.seconds for unit in units), 3), units=tuple(units))
+
+
+def _command(suite: Suite, label: str, estimates: list[tuple[Suite, SuiteFile, Estimate]]) -> Unit:
+    """One call of an external command; its exit code is the only result unless manifest and JUnit name them all."""
+    decl = suite.decl or SuiteDecl()
+    items = tuple(sorted(file.path for _, file, _ in estimates))
+    seconds = sum(estimate.seconds for _, _, estimate in estimates) if items else float(decl.est or 0)
+    return Unit(
+        suite=suite.name,
+        kind="command",
+        path=suite.name,
+        tests=items if items and decl.junit else (f"{suite.name}{label}",),
+        items=items,
+        seconds=round(seconds, 3),
+        command=decl.command or "",
+        junit=decl.junit or "",
+    )
+
+
+def _why_empty(suite: Suite) -> str:
+    allowed = suite.decl.allow_empty if suite.decl else None
+    return f"{suite.name} has no test, allowed until {allowed.expires}: {allowed.reason}" if allowed else "all excluded"
+
+
+def _env_text(value: object) -> str:
+    """A value as GitHub would put it into the environment: true, not True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -79,4 +79,4 @@ def _specs(root: Path, today: date) -> Specs:
 @cache
 def _catalogue(root: Path, today: date, workflow: str) -> Catalogue:
     specs = _specs(root, today)
-    return catalogue(specs.workflows[workflow].suites, discover(root), root)
+    return catalogue(specs.workflows[workflow].suites, discover(root), root, source=f"workflows/{workflow}.yml")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from ci.generate.values import job_values, workflow_values
 from ci.gha.yaml_reader import YamlError, read
@@ -26,7 +26,22 @@ MARK = "Made by nightcap from"
 LOCK = "workflows/actions.lock.yml"
 ACTION = ".github/actions/nightcap/action.yml"
 _SHA = re.compile(r"[0-9a-f]{40}")
-_PACKAGED = (Path(__file__).parent / "templates", Path(__file__).parents[2] / "templates")
+_PACKAGED = Path(__file__).parent / "packaged"
+_CHECKOUT = Path(__file__).parents[2]
+_LINTER_CONFIG = """\
+# {header}
+self-hosted-runner:
+  labels: {labels}
+paths:
+  .github/workflows/*.yml:
+    ignore:
+      # GPUs are machines of one's own. Pull requests, and so forks, cannot ask for them: the specs' checks refuse it.
+      - runs on a self-hosted runner
+      # Older GitHub Enterprise servers and act do not know `$/`, and no step before it writes into the checkout.
+      - is looked up in the workspace at run time
+      # An environment with protection rules would hold back a nightly until somebody approves it.
+      - has no "environment:"
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,12 @@ def render(specs: Specs, root: Path) -> list[Generated]:
     return sorted(files, key=lambda file: file.path)
 
 
+def packaged(name: str) -> Path:
+    """A file or folder that ships with the toolkit: in a wheel beside this module, in a checkout at its place."""
+    shipped = _PACKAGED / name
+    return shipped if shipped.exists() else _CHECKOUT / (name if name == "templates" else f"workflows/{name}")
+
+
 def _workflow(environment: Environment, specs: Specs, name: str) -> Generated:
     workflow = specs.workflows[name]
     template = f"{workflow.template}.yml.j2"
@@ -78,9 +99,8 @@ def _header(sources: str) -> str:
 
 
 def _environment(root: Path, lock: Mapping[str, str]) -> Environment:
-    loaders: list[BaseLoader] = [FileSystemLoader(folder) for folder in (root / "templates", *_PACKAGED)]
     environment = Environment(
-        loader=ChoiceLoader(loaders),
+        loader=FileSystemLoader([root / "templates", packaged("templates")]),
         undefined=StrictUndefined,
         variable_start_string="<%=",
         variable_end_string="%>",
@@ -113,24 +133,24 @@ def _lock(root: Path) -> dict[str, str]:
     try:
         document = read(path.read_text(encoding="utf-8"), LOCK)
     except YamlError as error:
-        raise SpecError([Problem(LOCK, error.line, "", error.message)]) from error
+        raise SpecError(Problem(LOCK, line, "", message) for line, message in error.problems) from error
     entries = document.value if isinstance(document.value, dict) else {}
-    problems, lock = [], {}
+    problems: list[Problem] = []
+    lock: dict[str, str] = {}
     for name, entry in entries.items():
         sha, version = (entry.get("sha"), entry.get("version")) if isinstance(entry, dict) else (None, None)
         if isinstance(sha, str) and _SHA.fullmatch(sha) and isinstance(version, str):
             lock[name] = f"{name}@{sha} # {version}"
         else:
-            line = document.positions.get((name,), 0)
-            problems.append(Problem(LOCK, line, name, "needs `sha` (40 hexadecimal digits, quoted) and `version`"))
+            problems.append(Problem(LOCK, document.line((name,)), name, "needs `sha` (40 hexadecimal digits, quoted) and `version`"))
     if problems or not lock:
         raise SpecError(problems or [Problem(LOCK, 0, "", "holds no action")])
     return lock
 
 
 def _linter_config(specs: Specs) -> str:
-    """actionlint's configuration: the labels of the pools, so that a linter knows a typo from a runner."""
-    labels = sorted({label for pool in specs.fleet.pools.values() if not pool.hosted for label in pool.labels})
-    lines = [f"# {_header('workflows/runners.yml')}", "self-hosted-runner:"]
-    lines.append(f"  labels: {json.dumps([label for label in labels if label != 'self-hosted'])}")
-    return "\n".join(lines) + "\n"
+    """actionlint's configuration: the labels of the pools, so that a linter knows a typo from a runner, and waivers."""
+    labels = {label for pool in specs.fleet.pools.values() if not pool.hosted for label in pool.labels}
+    return _LINTER_CONFIG.format(
+        header=_header("workflows/runners.yml"), labels=json.dumps(sorted(labels - {"self-hosted"}))
+    )

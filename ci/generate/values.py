@@ -20,6 +20,9 @@ FILTER_HELP = (
     "Jobs to run: all, or comma-separated keys, globs (8-gpu-*), tag:NAME, pool:NAME, suite:NAME; !term removes."
 )
 JOBS = "fromJSON(needs.plan.outputs.jobs)"
+SHARDS = "fromJSON(needs.plan.outputs.shards || '{}')"
+EVERYTHING = "*-a*"
+"""Pattern of all artifacts of the run: each ends in the attempt that made it."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,13 @@ class JobValues:
 
     key: str
     needs: str | list[str]
+    before: list[str]
     condition: str
     labels: str | list[str]
     container: dict[str, str] | None
     timeout_minutes: int
-    matrix: str
-    shard: str
-    fetch: str
+    matrix: dict[str, str]
+    step: dict[str, str]
     secrets: dict[str, str]
     commands: list[str]
 
@@ -49,8 +52,10 @@ class WorkflowValues:
     concurrency: str
     guard: str
     control: str | list[str]
+    plan_step: dict[str, str]
     all_jobs: list[str]
     gate_condition: str
+    gate_step: dict[str, str]
 
 
 def workflow_values(name: str, workflow: Workflow, fleet: Fleet) -> WorkflowValues:
@@ -65,8 +70,10 @@ def workflow_values(name: str, workflow: Workflow, fleet: Fleet) -> WorkflowValu
         concurrency=f"{name}-" + _wrap("github.event_name == 'schedule' && 'schedule' || github.run_id"),
         guard=_wrap(guard) if scheduled else "",
         control=_short(fleet.control),
+        plan_step={"command": "plan", "workflow": name, "inputs": "${{ toJSON(inputs) }}"},
         all_jobs=["plan", *workflow.jobs],
         gate_condition=_wrap(f"always() && ({guard})" if scheduled else "always()"),
+        gate_step={"command": "gate", "fetch": EVERYTHING, "needs": "${{ toJSON(needs) }}"},
     )
 
 
@@ -90,16 +97,19 @@ def _job(key: str, job: Job, workflow: Workflow, fleet: Fleet) -> JobValues:
     return JobValues(
         key=key,
         needs=["plan", *before] if before else "plan",
+        before=before,
         condition=_wrap(_condition(key, job.after, before)),
         labels=_short(pool.labels),
         container=container,
         timeout_minutes=-(-(job.timeout or 0) // 60),
         # GitHub expands a matrix after `if`, act before it: the fallback keeps an unselected job's matrix legal.
-        matrix=_wrap(f"fromJSON(needs.plan.outputs.shards || '{{}}')[{literal(key)}] || fromJSON('[\"none\"]')")
-        if sharded
-        else "",
-        shard="${{ matrix.shard }}" if sharded else "1-of-1",
-        fetch="*-a*" if before else "",
+        matrix={"shard": _wrap(f"{SHARDS}[{literal(key)}] || fromJSON('[\"none\"]')")} if sharded else {},
+        step={
+            "command": "run",
+            "job": key,
+            "shard": "${{ matrix.shard }}" if sharded else "1-of-1",
+            **({"fetch": EVERYTHING} if before else {}),
+        },
         secrets={name: f"${{{{ secrets.{name} }}}}" for name in workflow.secrets},
         commands=job.commands,
     )
