@@ -12,6 +12,7 @@ Everything wrong with the text is raised in one `YamlError`; a syntax error hide
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -107,9 +108,11 @@ def resolve(text: str) -> Any:
 
 
 def _int(text: str) -> int | float:
+    if len(text) > 400:
+        return -math.inf if text.startswith("-") else math.inf
     if text.startswith(("0o", "0x")):
         return int(text[2:], 8 if text[1] == "o" else 16)
-    return int(text) if len(text) <= 400 else float(text)
+    return int(text)
 
 
 def _unreadable(char: str) -> str:
@@ -124,7 +127,8 @@ def _syntax(text: str, error: yaml.MarkedYAMLError) -> tuple[int, str]:
     if line < len(lines) and re.match(r"[ -]*\t", lines[line]):
         return line + 1, "a tab in the indentation; YAML is indented with spaces"
     context = f" {error.context}" if error.context else ""
-    return line + 1, f"not valid YAML: {error.problem}{context}"
+    hint = "; check the indentation" if "block" in context else ""
+    return line + 1, f"not valid YAML: {error.problem}{context}{hint}"
 
 
 class _Stop(Exception):

@@ -156,8 +156,9 @@ def _default(path: Path, item: Input, *, scheduled: bool) -> Iterator[Finding]:
         "number": isinstance(value, int | float) and not isinstance(value, bool),
     }
     if not is_of_type[item.type]:
-        fix = f'put it in quotes: "{value}"' if item.type in ("string", "choice") else ""
-        yield Finding(where, f"{shown(value)} is not of `type: {item.type}`", fix)
+        fix = {"boolean": "write true or false", "number": "write a number, without quotes"}
+        message = f"{shown(value)} is not of `type: {item.type}`"
+        yield Finding(where, message, fix.get(item.type, "put it in quotes"))
     elif item.type == "choice" and item.options and value not in item.options:
         allowed = ", ".join(map(shown, item.options))
         yield Finding(where, f"{shown(value)} is none of the options", f"one of {allowed}")
@@ -303,6 +304,6 @@ def _enabled(spec: Checked, path: Path, job: Job) -> Iterator[Finding]:
         fix = "add `disabled: {reason: ..., expires: YYYY-MM-DD}`"
         yield Finding((*path, "disabled"), "`enabled: false` needs a reason and an expiry", fix)
     if job.enabled and job.disabled:
-        yield Finding((*path, "disabled"), "the job is enabled", "drop it, or write `enabled: false`")
+        yield Finding((*path, "disabled"), "the job is not disabled", "drop it, or add `enabled: false`")
     if not job.enabled:
         yield from _expiry(spec, (*path, "disabled"), job.disabled)

@@ -195,7 +195,8 @@ def _holds(inside: Any, step: str | int) -> bool:
 
 
 def _is_covered(path: yaml_reader.Path, reported: set[yaml_reader.Path]) -> bool:
-    return any(path[:length] in reported for length in range(1, len(path) + 1))
+    """Whether a part of what stands at `path`, or what it is a part of, is reported already."""
+    return any(path[: len(other)] == other[: len(path)] for other in reported)
 
 
 def _new(

@@ -88,8 +88,8 @@ def parse_day(value: object) -> object:
         raise ValueError("not a date: write it as YYYY-MM-DD")
     try:
         return date.fromisoformat(value)
-    except ValueError as error:
-        raise ValueError(f"not a date: {error}") from None
+    except ValueError:
+        raise ValueError("no day of the calendar: write a real one as YYYY-MM-DD") from None
 
 
 def one_value(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -17,6 +18,20 @@ from ci.spec.problems import did_you_mean, shown
 
 _KEY = "[key]"
 """Pydantic's last step for an error in a mapping's key."""
+_GITHUB_WORDS = {
+    "if": "select",
+    "name": "title",
+    "needs": "after",
+    "on": "triggers",
+    "run": "commands",
+    "runs-on": "pool",
+    "steps": "commands",
+    "strategy": "shards",
+    "timeout-minutes": "timeout",
+    "workflow_call": "call",
+    "workflow_dispatch": "dispatch",
+}
+"""Fields of a workflow that people know from GitHub, and what they are called in a spec."""
 
 
 class Violation(NamedTuple):
@@ -47,26 +62,32 @@ def _violation(details: ErrorDetails, model: type[BaseModel]) -> Violation:
     fields = list(_fields(model, path))
     message, fix = _sentence(details, fields)
     if details["type"] == "extra_forbidden":
-        known = {name for holder in _models(model, path[:-1]) for name in holder.model_fields}
-        fix = did_you_mean(str(path[-1]), known) or f"one of {', '.join(sorted(known))}"
+        fix = _known_field(str(path[-1]), model, path)
+    if steps[-1] == _KEY:
+        message = f"the name {message}"
     broken = path[:-1] if details["type"] == "missing" else path
     return Violation(Finding(path, message, fix), broken)
+
+
+def _known_field(word: str, model: type[BaseModel], path: Path) -> str:
+    known = {name for holder in _models(model, path[:-1]) for name in holder.model_fields}
+    if _GITHUB_WORDS.get(word) in known:
+        return f"a spec says `{_GITHUB_WORDS[word]}`"
+    return did_you_mean(word, known) or f"one of {', '.join(sorted(known))}"
 
 
 def _sentence(details: ErrorDetails, fields: list[FieldInfo]) -> tuple[str, str]:
     """Message and fix for one error of pydantic."""
     value, context = details["input"], details.get("ctx", {})
-    about = next((field.description for field in fields if field.description), "")
+    about = next((_phrase(field.description) for field in fields if field.description), "")
     match details["type"]:
         case "missing":
             return "missing", f"add it: {about}" if about else "add it"
         case "extra_forbidden":
             return "unknown field", ""
         case "string_type":
-            quoted = (
-                f'in quotes it is text: "{shown(value)}"' if isinstance(value, bool | int | float) else about
-            )
-            return f"{shown(value)} is not text", quoted
+            quote = "put it in quotes" if isinstance(value, bool | int | float) else about
+            return f"{shown(value)} is not text", quote
         case (
             "int_type"
             | "bool_type"
@@ -82,8 +103,10 @@ def _sentence(details: ErrorDetails, fields: list[FieldInfo]) -> tuple[str, str]
             return f"{shown(value)} is not {context['expected']}", fix or about
         case "string_pattern_mismatch":
             return f"{shown(value)} is not allowed", PATTERN_WORDS[context["pattern"]]
-        case "string_too_short" | "too_short":
-            return "is empty", about or "write at least one, or drop it"
+        case "string_too_short":
+            return "is empty", about or "write some text"
+        case "too_short":
+            return "is empty", about or "write at least one"
         case "string_too_long":
             return f"{shown(value)} has more than {context['max_length']} characters", "shorten it"
         case "greater_than_equal":
@@ -105,6 +128,12 @@ _KINDS = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+
+
+def _phrase(description: str) -> str:
+    """A field's description as the end of a sentence: `GPUs that a job owns.` keeps its capitals."""
+    small = description[:1].lower() + description[1:] if re.match("[A-Z][a-z ]", description) else description
+    return small.removesuffix(".")
 
 
 def _example(kind: str, value: Any) -> str:

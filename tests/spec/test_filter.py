@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import date
 from typing import Any
 
 import pytest
@@ -235,11 +234,3 @@ def test_any_text_selects_or_is_refused_in_printable_lines(text: str) -> None:
 def test_keys_that_contain_each_other_are_never_confused() -> None:
     assert picked("general-8-gpu") == [GENERAL]
     assert picked("general-8-gpu-h200") == [H200]
-
-
-def test_a_disabled_job_stays_off_after_its_date() -> None:
-    """Expiry is judged when the spec is loaded; a filter has no clock."""
-    disabled = WORKFLOW.jobs["off"].disabled
-    assert disabled
-    assert disabled.expires == date(2026, 10, 1)
-    assert "off" not in select("all", WORKFLOW).selected
