@@ -11,6 +11,7 @@ disappears.  Nothing is judged here; `checks` reads the `Evidence`.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def run(
                 if not session.play(index, round_):
                     break
         session.finish()
+    _shorten_collections()
     return evidence
 
 
@@ -390,9 +392,18 @@ def _overwrite_host_tensors(batch: Batch) -> None:
 @contextmanager
 def _uninitialised_memory_is_poison() -> Iterator[None]:
     """`torch.empty` gives NaN and the largest integer instead of what luck left there."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
+
+
+@functools.cache
+def _shorten_collections() -> None:
+    """Once a process, after the first run has imported all of torch that it needs: every replay collects garbage,
+    and those modules need not be looked at each time.
+    """
+    gc.collect()
+    gc.freeze()
