@@ -26,7 +26,7 @@ _LONGEST_KEY = 1000
 
 
 def scalar(value: Value) -> str:
-    """`value` as YAML on one line; lists and mappings in flow style.
+    """`value` as YAML on one line, to stand after `key: ` or `- `; lists and mappings in flow style.
 
     Raises ValueError for what YAML cannot hold: lone surrogates, and keys that are no text or too long.
     """
