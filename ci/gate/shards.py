@@ -13,6 +13,7 @@ from ci.gate.units import (
     Place,
     UnitKey,
     attempts_by_unit,
+    base,
     ending_text,
     judge_unit,
     tests_text,
@@ -54,7 +55,7 @@ def judge_shard(
         message = f"its journal is of plan {chosen.head.plan_hash or '(none)'}, not {plan_hash}"
         return _without_journal(place, shard, finding("wrong-plan", message), *findings, chosen=chosen)
     verdict = _judge_journal(place, shard, chosen, findings)
-    return _with_history(verdict, place, shard, journals, plan_hash)
+    return _with_history(verdict, place, journals, plan_hash)
 
 
 def worst(verdicts: Sequence[JobVerdict]) -> JobVerdict:
@@ -160,31 +161,33 @@ def _notes(journal: Journal) -> Iterator[Finding]:
 
 
 def _with_history(
-    verdict: ShardVerdict, place: Place, shard: Shard, journals: Sequence[Headed], plan_hash: str
+    verdict: ShardVerdict, place: Place, journals: Sequence[Headed], plan_hash: str
 ) -> ShardVerdict:
     """Tests that passed now and failed in an earlier attempt of the run are flaky, too."""
-    earlier = sorted(
-        {one.head.run_attempt for one in journals if one.head.run_attempt < verdict.shard.run_attempt}
-    )
-    failed: dict[tuple[str, str, str], int] = {}
-    for one in journals:
-        if one.head.run_attempt in earlier and one.head.plan_hash == plan_hash:
-            for (suite, unit), attempts in attempts_by_unit(one.journal.events).items():
-                for trial in (trial for attempt in attempts for trial in attempt.trials):
-                    if trial.outcome in BAD:
-                        key = (suite, unit, trial.test)
-                        failed[key] = max(failed.get(key, 0), one.head.run_attempt)
+    latest = verdict.shard.run_attempt
+    earlier = [one for one in journals if one.head.run_attempt < latest]
+    failed = {
+        (suite, unit, trial.test): one.head.run_attempt
+        for one in sorted(earlier, key=lambda one: one.head.run_attempt)
+        if one.head.plan_hash == plan_hash
+        for (suite, unit), attempts in attempts_by_unit(one.journal.events).items()
+        for attempt in attempts
+        for trial in attempt.trials
+        if trial.outcome in BAD
+    }
     tests, findings = [], list(verdict.findings)
     for test in verdict.tests:
-        attempt = failed.get((test.suite, test.unit, test.test)) if test.verdict == "passed" else None
-        if attempt:
-            message = f"failed in attempt {attempt} of the run, passed in attempt {verdict.shard.run_attempt}"
+        # A process that died before it collected has failed by its planned, unparametrised names.
+        names = (test.test, base(test.unit, test.test))
+        attempt = max(failed.get((test.suite, test.unit, name), 0) for name in names)
+        if attempt and test.verdict == "passed":
+            message = f"failed in attempt {attempt} of the run, passed in attempt {latest}"
             test = test.model_copy(update={"verdict": "flaky", "message": message})
-            found = finding("flaky", message, tests=(test.test,))
-            where = {"job": test.job, "shard": test.shard, "suite": test.suite, "unit": test.unit}
-            findings.append(found.model_copy(update=where))
+            found = finding("flaky", message, suite=test.suite, unit=test.unit, tests=(test.test,))
+            findings += _placed(place, [found])
         tests.append(test)
-    judged = verdict.shard.model_copy(update={"superseded": tuple(earlier)})
+    history = tuple(sorted({one.head.run_attempt for one in earlier}))
+    judged = verdict.shard.model_copy(update={"superseded": history})
     return ShardVerdict(judged, tuple(tests), tuple(findings))
 
 

@@ -189,21 +189,21 @@ def _trials(unit: Unit, attempts: list[Attempt]) -> dict[str, list[Trial]]:
         for trial in attempt.trials:
             (trials if attempt.collected else uncollected)[trial.test].append(trial)
     for test in trials:
-        early = uncollected.get(test, uncollected.get(base(unit, test), []))
+        early = uncollected.get(test, uncollected.get(base(unit.path, test), []))
         trials[test] = sorted(early + trials[test], key=lambda trial: trial.attempt)
-    told = {*trials, *(base(unit, test) for test in trials)}
+    told = {*trials, *(base(unit.path, test) for test in trials)}
     return {**trials, **{test: several for test, several in uncollected.items() if test not in told}}
 
 
-def base(unit: Unit, test: str) -> str:
-    """The function behind a parametrised id. The path and the parameters may hold brackets of their own."""
-    prefix = f"{unit.path}::" if test.startswith(f"{unit.path}::") else ""
+def base(path: str, test: str) -> str:
+    """The function behind a parametrised id; the file's path and the parameters may hold brackets, too."""
+    prefix = f"{path}::" if test.startswith(f"{path}::") else ""
     return prefix + test[len(prefix) :].partition("[")[0]
 
 
 def is_quarantined(place: Place, unit: Unit, test: str) -> bool:
     """True when the test, or the function behind it, is in quarantine."""
-    return test in place.quarantine or base(unit, test) in place.quarantine
+    return test in place.quarantine or base(unit.path, test) in place.quarantine
 
 
 def tests_text(tests: Sized) -> str:
@@ -212,7 +212,7 @@ def tests_text(tests: Sized) -> str:
 
 
 def _is_planned(unit: Unit, test: str) -> bool:
-    return not unit.tests or test in unit.tests or base(unit, test) in unit.tests
+    return not unit.tests or test in unit.tests or base(unit.path, test) in unit.tests
 
 
 def _without_result(
@@ -229,7 +229,7 @@ def _without_result(
     else:
         lost |= deselected
     named = trials.keys() | lost | left_out
-    lost |= set(unit.tests) - named - {base(unit, test) for test in named}
+    lost |= set(unit.tests) - named - {base(unit.path, test) for test in named}
     return lost if unit.tests or named else {unit.path}, left_out
 
 

@@ -23,13 +23,13 @@ from ci.plan import Plan, PlannedJob, Shard, Unit
 
 SUITE = "attention"
 Attempt = Mapping[str, Any]
-"""`results`: {test: outcome}, where None is a test that started and never ended, `never` one that was collected
-and never started, `twice` one that passed two times; and, where it matters, `ending`, `exit_code`, `signal`,
-`detail`, `deselected`, `collected`."""
+"""`results`: {test: outcome}, where None is a test that started and never ended, `never` one that was
+collected and never started, `twice` one that passed two times; and, where it matters, `ending`, `exit_code`,
+`signal`, `detail`, `deselected`, `collected`."""
 
 
 def _make_plan(jobs: Mapping[str, Sequence[Mapping[str, Sequence[str]]] | str], **fields: Any) -> Plan:
-    """`{job: [{path: [test, ...]}, ...]}`: a job of shards of files; `{job: state}`: one that does not run."""
+    """`{job: [{path: [test, ...]}, ...]}`: a job of shards of files; `{job: state}`: one without any."""
     planned = []
     for key, shards in jobs.items():
         made = [

@@ -288,6 +288,11 @@ def test_the_latest_attempt_of_each_shard_wins(make_plan: MakePlan, record: Reco
     assert night.verdict == "passed"
     assert verdicts(night) == {A: "passed", x: "flaky"}
     assert [(shard.run_attempt, shard.superseded) for shard in night.jobs[0].shards] == [(1, ()), (2, (1,))]
+    at_import = {"results": {x: "crashed"}, "ending": "crashed", "collected": False}
+    died = record(plan, "mla", "2-of-2", {"tests/test_b.py": [at_import]}, exit_code=1)
+    runs = {"tests/test_b.py": [{"results": {f"{x}[0]": "passed"}}]}
+    passed = record(plan, "mla", "2-of-2", runs, run_attempt=3)
+    assert verdicts(judge(plan, None, [passed, kept, died, new])) == {A: "passed", f"{x}[0]": "flaky"}
     worse = replace(new, events=old.events[:1] + new.events[1:])  # the same results, said to be attempt 1
     assert judge(plan, None, [kept, old, worse]).exit_code != 0
 
