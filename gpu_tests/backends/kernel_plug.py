@@ -12,6 +12,7 @@ for argument; an engine's module can be pointed at them.  Each call
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,18 +51,24 @@ class KernelPlug:
         mla: Callable[..., Any] = reference.trtllm_batch_decode_with_kv_cache_mla,
     ) -> None:
         self.empty_rows = empty_rows
-        self._mha, self._mla = mha, mla
+        self.mha, self.mla = mha, mla
         self._dirty = torch.zeros((), dtype=torch.int64, device=device)
-        self._log: list[KernelCall] = []
+        self._logs: list[list[KernelCall]] = []
+
+    def with_kernels(self, mha: Callable[..., Any], mla: Callable[..., Any]) -> KernelPlug:
+        """The same plug, with its log and counts, over other kernels."""
+        other = copy.copy(self)
+        other.mha, other.mla = mha, mla
+        return other
 
     @contextmanager
     def logging(self) -> Iterator[list[KernelCall]]:
         """Collect the calls made in the block."""
-        outer, self._log = self._log, []
+        self._logs.append([])
         try:
-            yield self._log
+            yield self._logs[-1]
         finally:
-            self._log = outer
+            self._logs.pop()
 
     def dirty_launches(self) -> int:
         """Launches so far, replays included, that found dirty counters (waits for the device)."""
@@ -85,7 +92,7 @@ class KernelPlug:
         host = {"max_seq_len": max_seq_len, "window_left": window_left, "query_rows": query.shape[0]}
         self._watch("decode", workspace_buffer, block_tables, seq_lens, host, options)
         out = torch.empty_like(query) if out is None else out
-        self._mha(
+        self.mha(
             query, kv_cache, workspace_buffer[COUNTER_BYTES:], block_tables, seq_lens, max_seq_len,
             bmm1_scale, bmm2_scale, window_left, out.fill_(torch.nan), empty_rows=self.empty_rows, **options,
         )  # fmt: skip
@@ -109,7 +116,7 @@ class KernelPlug:
         host = {"max_seq_len": max_seq_len, "query_rows": query.shape[:-2].numel()}
         self._watch("decode_mla", workspace_buffer, block_tables, seq_lens, host, options)
         out = query.new_empty(*query.shape[:-1], kv_lora_rank) if out is None else out
-        self._mla(
+        self.mla(
             query, kv_cache, workspace_buffer[COUNTER_BYTES:], qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim,
             block_tables, seq_lens, max_seq_len, out=out.fill_(torch.nan), empty_rows=self.empty_rows, **options,
         )  # fmt: skip
@@ -131,4 +138,5 @@ class KernelPlug:
                 tensors[name] = value
             elif not isinstance(value, Tensor):
                 host[name] = value
-        self._log.append(KernelCall(kernel, host, {name: t.clone() for name, t in tensors.items()}))
+        if self._logs:
+            self._logs[-1].append(KernelCall(kernel, host, {name: t.clone() for name, t in tensors.items()}))

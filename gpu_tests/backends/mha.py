@@ -67,11 +67,17 @@ class MhaBackend(PagedBackend[MhaMetadata]):
             max_seq_len_q=self.spec.tokens_per_row(mode),
         )
 
-    def fill(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
+    def fill_lengths(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
         metadata.cache_seqlens_int32.copy_(kv_lens(self.spec, batch, step))
-        metadata.page_table.copy_(page_rows(self.world, batch))
+
+    def fill_offsets(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
         write_offsets(metadata.cu_seqlens_q, query_lens(self.spec, batch))
         write_offsets(metadata.cu_seqlens_k, metadata.cache_seqlens_int32)
+
+    def fill_table(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
+        metadata.page_table.copy_(page_rows(self.world, batch))
+
+    def fill_mask(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
         if metadata.custom_mask is not None:
             assert batch.spec_info is not None
             assert batch.spec_info.custom_mask is not None

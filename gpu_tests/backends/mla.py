@@ -75,11 +75,15 @@ class MlaBackend(PagedBackend[MlaMetadata]):
             max_seq_len_q=self.spec.tokens_per_row(mode),
         )
 
-    def fill(self, metadata: MlaMetadata, batch: Batch, step: int) -> None:
-        metadata.block_kv_indices[:, : self.spec.max_pages].copy_(page_rows(self.world, batch))
+    def fill_lengths(self, metadata: MlaMetadata, batch: Batch, step: int) -> None:
         metadata.seq_lens_k.copy_(kv_lens(self.spec, batch, step))
         metadata.seq_lens_q.copy_(query_lens(self.spec, batch))
+
+    def fill_offsets(self, metadata: MlaMetadata, batch: Batch, step: int) -> None:
         write_offsets(metadata.cu_seqlens_q, metadata.seq_lens_q)
+
+    def fill_table(self, metadata: MlaMetadata, batch: Batch, step: int) -> None:
+        metadata.block_kv_indices[:, : self.spec.max_pages].copy_(page_rows(self.world, batch))
 
     def forward(self, step: int, inputs: Inputs, batch: Batch) -> Tensor:
         self.world.kv.write(batch.out_cache_loc[step], inputs.k)

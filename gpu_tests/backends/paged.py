@@ -21,7 +21,7 @@ MetadataT = TypeVar("MetadataT")
 
 
 class PagedBackend(Generic[MetadataT]):
-    """Metadata life cycle.  A subclass says what its buffers are, how a size is bound to them and how it is filled."""
+    """Metadata life cycle.  A subclass says what its buffers are, how a size is bound to them and how they are filled."""
 
     def __init__(self, world: World) -> None:
         self.world, self.spec = world, world.spec
@@ -39,9 +39,20 @@ class PagedBackend(Generic[MetadataT]):
         """The metadata of one size as prefix slices of `buffers`."""
         raise NotImplementedError
 
-    def fill(self, metadata: MetadataT, batch: Batch, step: int) -> None:
-        """Write everything the kernel reads for this batch into `metadata`, in place."""
+    def fill_lengths(self, metadata: MetadataT, batch: Batch, step: int) -> None:
+        """Write the lengths of this batch into `metadata`, in place."""
         raise NotImplementedError
+
+    def fill_offsets(self, metadata: MetadataT, batch: Batch, step: int) -> None:
+        """Write the offsets; lengths are filled."""
+        raise NotImplementedError
+
+    def fill_table(self, metadata: MetadataT, batch: Batch, step: int) -> None:
+        """Write the page table."""
+        raise NotImplementedError
+
+    def fill_mask(self, metadata: MetadataT, batch: Batch, step: int) -> None:
+        """Write the draft mask, if there is one."""
 
     def forward(self, step: int, inputs: Inputs, batch: Batch) -> Tensor:
         raise NotImplementedError
@@ -60,7 +71,10 @@ class PagedBackend(Generic[MetadataT]):
         """Make `metadata` current and fill it."""
         self.current = metadata
         for step, of_step in enumerate(metadata):
-            self.fill(of_step, batch, step)
+            self.fill_lengths(of_step, batch, step)
+            self.fill_offsets(of_step, batch, step)
+            self.fill_table(of_step, batch, step)
+            self.fill_mask(of_step, batch, step)
 
     def in_graph(self, batch: Batch) -> None:
         """Nothing: all metadata is prepared outside the graph."""

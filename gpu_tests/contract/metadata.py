@@ -100,18 +100,19 @@ def _lengths(value: Tensor, facts: BatchFacts) -> str | None:
     numbers, lens = value.tolist(), facts.seq_lens
     if len(numbers) != len(lens) or not numbers:
         return None
+    if numbers == lens:
+        return "seq_lens"
+    if len(set(numbers)) == 1:
+        return "the same for all rows"
     differences = {n - length for n, length in zip(numbers, lens, strict=True)}
     if len(differences) == 1:
-        difference = differences.pop()
-        return "seq_lens" if not difference else f"seq_lens {'+' if difference > 0 else '-'} {abs(difference)}"
+        return f"seq_lens {differences.pop():+d}"
     if facts.accept_length is not None:
         shifts = {n - length + a + 1 for n, length, a in zip(numbers, lens, facts.accept_length, strict=True)}
         if len(shifts) == 1:
-            return f"seq_lens - (accept_length + 1) + {shifts.pop()}"
+            return f"seq_lens - (accept_length + 1) {shifts.pop():+d}"
         if numbers == [a + 1 for a in facts.accept_length]:
             return "accept_length + 1"
-    if len(set(numbers)) == 1:
-        return "the same for all rows"
     return None
 
 

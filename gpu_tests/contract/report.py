@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from gpu_tests.contract.checks import CHECKS, Finding
 from gpu_tests.contract.drive import ReplayRecord
@@ -27,20 +27,20 @@ def report(findings: Sequence[Finding], scenario: Scenario, command: str) -> str
     lines += ["reproduce:", f"  {command}"]
     record = next((f.record for f in findings if f.record is not None), None)
     if record is not None:
-        lines += ["", f"metadata, {record.replay.label}:", *side_by_side(record)]
+        suspects = {f.field for f in findings if f.record is record} | record.unwritten
+        lines += ["", f"metadata, {record.replay.label}:", *side_by_side(record, suspects)]
     return "\n".join(lines)
 
 
-def side_by_side(record: ReplayRecord) -> list[str]:
-    """Each field at capture and at replay, in words; fields that a graph or a batch cannot tell apart are left out."""
-    facts = record.replay.facts
-    # At capture the batch was the fill rule (or another batch): only its own numbers can be put in words there.
-    captured_facts = record.captured_facts
+def side_by_side(record: ReplayRecord, suspects: Set[str] = frozenset()) -> list[str]:
+    """Each field at capture and at replay, in words; of the suspects alone, if any is among the fields."""
     lines = []
     for name, before in record.captured.items():
+        if suspects & record.captured.keys() and name not in suspects:
+            continue
         after = record.replay.metadata.get(name)
-        at_capture = words(before.value, captured_facts, name in record.unwritten)
-        at_replay = "gone" if after is None else words(after.value, facts)
+        at_capture = words(before.value, record.captured_facts, name in record.unwritten)
+        at_replay = "gone" if after is None else words(after.value, record.replay.facts)
         same = after is not None and equal(before, after) and name not in record.unwritten
         lines.append(f"  {name}: {at_capture} at capture, {'the same' if same else at_replay} at replay")
     return lines

@@ -1,0 +1,1 @@
+"""Seeded faults: what the contract must catch, each with the public bug that it re-creates."""
