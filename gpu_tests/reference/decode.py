@@ -207,7 +207,9 @@ def workspace_bytes(
     *, batch_size: int, num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int, max_seq_len: int
 ) -> int:
     """Bytes of workspace that suffice for one launch of these shapes on any GPU (MLA: `num_kv_heads=1`)."""
-    num_splits = choose_splits(batch_size, num_heads, num_kv_heads, max_q_len, max_seq_len, LARGEST_GPU)
+    num_splits = choose_splits(
+        batch_size, num_heads, num_kv_heads, head_dim_v, max_q_len, max_seq_len, LARGEST_GPU
+    )
     return partial_bytes(batch_size * max_q_len * num_heads, num_splits, head_dim_v)
 
 
@@ -256,7 +258,10 @@ class _Launch:
             # Triton is an optional dependency: a machine without a GPU does not need it.
             from gpu_tests.reference import triton_decode
 
-            triton_decode.check(self.query, self.k, self.head_dim_v, problems)
+            triton_decode.check(self.query, self.k, self.head_dim_v, self.v is None, problems)
+            batch = self.block_tables.shape[0]
+            needed = triton_decode.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
+            problems.buffer("workspace_buffer", workspace, needed, self.query.device)
             problems.raise_if_any()
             triton_decode.paged_decode_triton(out, lse, workspace, *self._op_arguments())
         return out, lse

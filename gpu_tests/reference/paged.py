@@ -61,14 +61,21 @@ class PagedKV:
         shape, stride = (k.shape[0], 2, *k.shape[1:]), (k.stride(0), step, *k.stride()[1:])
         return k.as_strided(shape, stride, k.storage_offset())
 
-    def gather(self, pages: Tensor | Sequence[int], length: int) -> tuple[Tensor, Tensor]:
-        """The first `length` tokens of the request with these pages, dequantised: fp64 [S, Hkv, D], [S, Hkv,
-        Dv].
-        """
+    def stored(self, pages: Tensor | Sequence[int], length: int) -> tuple[Tensor, Tensor]:
+        """The first `length` tokens of the request with these pages, as stored: [S, Hkv, D], [S, Hkv, Dv]."""
         slots = self.slots(pages, length)
-        k = self._by_slot(self.k, slots).double() * self.k_scale
-        v = self._by_slot(self.v, slots).double() * self.v_scale
-        return k, v
+        page, offset = slots // self.page_size, slots % self.page_size
+        return self.k[page, offset], self.v[page, offset]
+
+    def gather(self, pages: Tensor | Sequence[int], length: int) -> tuple[Tensor, Tensor]:
+        """As `stored`, dequantised: what the oracle is given, fp64."""
+        k, v = self.stored(pages, length)
+        return k.double() * self.k_scale, v.double() * self.v_scale
+
+    def poison(self) -> None:
+        """Fill every token of every page with NaN again, in place."""
+        self.k.copy_(torch.full_like(self.k, math.nan, dtype=torch.float32))
+        self.v.copy_(torch.full_like(self.v, math.nan, dtype=torch.float32))
 
     def write(self, slots: Tensor, k: Tensor, v: Tensor | None = None) -> None:
         """Store tokens `k` [n, Hkv, D] and `v` [n, Hkv, Dv] (none for MLA) in `slots` [n], in units of the
@@ -84,9 +91,6 @@ class PagedKV:
         pages = torch.as_tensor(pages, dtype=torch.int64, device=self.k.device)
         token = torch.arange(length, device=self.k.device)
         return pages[token // self.page_size] * self.page_size + token % self.page_size
-
-    def _by_slot(self, cache: Tensor, slots: Tensor) -> Tensor:
-        return cache[slots // self.page_size, slots % self.page_size]
 
 
 def empty_kv(

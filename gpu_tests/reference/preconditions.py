@@ -50,6 +50,18 @@ class Problems:
             )
         self._devices[argument] = tensor.device
 
+    def buffer(self, argument: str, buffer: Tensor | None, needed: int, device: torch.device) -> None:
+        """A buffer of any dtype with `needed` bytes."""
+        if buffer is None:
+            self.unless(False, argument, None, f"at least {needed} bytes")
+            return
+        size = buffer.numel() * buffer.element_size()
+        self.unless(buffer.is_contiguous(), argument, f"strides {list(buffer.stride())}", "contiguous")
+        self.unless(size >= needed, argument, f"{size} bytes", f"at least {needed} bytes")
+        self.unless(
+            buffer.device == device, argument, f"device {buffer.device}", f"on {device}, as the query"
+        )
+
     def same_device(self, device: torch.device) -> None:
         for argument, other in self._devices.items():
             self.unless(other == device, argument, f"device {other}", f"on {device}, as the query")

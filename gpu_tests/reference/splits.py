@@ -12,13 +12,20 @@ LARGEST_GPU = 160
 
 
 def choose_splits(
-    batch_size: int, num_heads: int, num_kv_heads: int, max_q_len: int, max_seq_len: int, num_sms: int
+    batch_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim_v: int,
+    max_q_len: int,
+    max_seq_len: int,
+    num_sms: int,
 ) -> int:
-    """Splits so that all thread blocks fill the GPU about twice, none shorter than `MIN_KEYS_PER_SPLIT`."""
+    """As many splits as fill the GPU once, none shorter than `MIN_KEYS_PER_SPLIT`."""
     rows = num_heads // num_kv_heads * max_q_len
     tiles = batch_size * num_kv_heads * -(-rows // ROWS_PER_TILE)
-    wanted = max(1, 2 * num_sms // tiles)
-    return max(1, min(wanted, -(-max_seq_len // MIN_KEYS_PER_SPLIT), MAX_SPLITS))
+    tiles_per_sm = 1 if head_dim_v > 256 else 2  # an MLA tile fills the shared memory of an SM
+    wanted = max(1, tiles_per_sm * num_sms // tiles)
+    return min(wanted, -(-max_seq_len // MIN_KEYS_PER_SPLIT), MAX_SPLITS)
 
 
 def partial_bytes(rows: int, num_splits: int, head_dim_v: int) -> int:

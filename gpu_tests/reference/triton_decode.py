@@ -1,0 +1,303 @@
+"""Paged decode attention in Triton: split KV, then combine; graph-capturable and portable (fp16, bf16, fp32,
+fp8 KV).
+
+One kernel serves GQA and MLA. The query rows of a request that share a KV head (query tokens x heads of the
+group) are packed into the rows of a tile, so that keys and values are read once for all of them. In MLA the
+values are the first columns of the keys: one load feeds both products, and the rope columns are a second,
+narrow tile.
+
+* The grid comes from shapes alone; lengths, pages, offsets and tensor scales are read on the device.
+* A split whose range is empty writes LSE = -inf and nothing else; `_combine` reads only parts that were
+  written, so the workspace may be dirty. Nothing in it has to survive a launch.
+* Loads are masked by key, so that what lies in dead slots (NaN too) never meets the weights.
+* A GPU kernel cannot raise: a length above `max_seq_len` or a page id outside of the pool poisons the
+  request's rows with NaN, and memory outside of the pool is not read.
+* `_combine` uses one warp per row, or eight warps per 128 columns when few rows have many splits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_tests.reference.preconditions import Problems
+from gpu_tests.reference.splits import choose_splits, partial_bytes
+
+LOG2E = math.log2(math.e)
+RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left"]
+"""Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
+
+
+class _Tile(NamedTuple):
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _tile(rows: int, head_dim: int, page_size: int, element_size: int) -> _Tile:
+    """The tile for `rows` query rows on one KV head. Figures measured on an H200, see docs/gpu-results.md."""
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if element_size == 4:
+        return _Tile(tile_rows, 16 if head_dim > 256 else 32, 4, 1)
+    if head_dim <= 256:
+        return _Tile(tile_rows, 64, 4, 3)
+    if tile_rows == 16:
+        return _Tile(16, 32 if page_size <= 32 else 64, 4, 3)
+    return _Tile(64, 64, 8, 2)
+
+
+def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Problems) -> None:
+    """What this kernel asks for beyond the common preconditions: no fp64, tiles of powers of two."""
+    problems.unless(
+        query.dtype != torch.float64, "query", "float64", "float32, float16 or bfloat16 in Triton"
+    )
+    widths = {"value columns": head_dim_v}
+    if not latent:
+        widths["key columns"] = k.shape[-1]
+    elif k.shape[-1] > head_dim_v:
+        widths["rope columns"] = k.shape[-1] - head_dim_v
+    for name, width in widths.items():
+        fits = width >= 16 and width & (width - 1) == 0
+        problems.unless(fits, f"kv_cache ({name})", width, "a power of two from 16 in Triton")
+
+
+@triton.jit
+def _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED: tl.constexpr):
+    """First row of the request in the query, and how many it has."""
+    if RAGGED:
+        first = tl.load(cum_seq_lens_q + request)
+        return first, tl.minimum(tl.load(cum_seq_lens_q + request + 1) - first, max_q_len)
+    return request * max_q_len, max_q_len
+
+
+@triton.jit(do_not_specialize=RUNTIME_INTEGERS)
+def _split(
+    query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
+    score_scale, score_scale_tensor,
+    q_token, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, mask_request, mask_row,
+    num_splits, max_q_len, max_seq_len, num_pages, window_left,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, ROPE: tl.constexpr, DV: tl.constexpr, LATENT: tl.constexpr,
+    RAGGED: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SCALE_TENSOR: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """One split of the keys of one request, one KV head, `ROWS` packed query rows."""
+    tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    split, request = tl.program_id(1), tl.program_id(2)
+    first_row, q_len = _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    length = tl.load(seq_lens + request)
+    too_long = length > max_seq_len
+    length = tl.where(too_long, 0, length)
+
+    row = tile * ROWS + tl.arange(0, ROWS)
+    token = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    live_row = token < q_len
+    position = length - q_len + token
+    columns = tl.arange(0, D)
+    q_rows = query + (first_row + token).to(tl.int64) * q_token + head * q_head
+    q = tl.load(q_rows[:, None] + columns[None, :], mask=live_row[:, None], other=0.0)
+    if ROPE > 0:
+        rope_columns = D + tl.arange(0, ROPE)
+        q_rope = tl.load(q_rows[:, None] + rope_columns[None, :], mask=live_row[:, None], other=0.0)
+    scale = score_scale
+    if SCALE_TENSOR:
+        scale *= tl.load(score_scale_tensor)
+
+    first_block = 0
+    if WINDOW:
+        first_block = tl.maximum(length - q_len - window_left, 0) // KEYS
+    blocks = tl.cdiv(length, KEYS)
+    per_split = tl.cdiv(blocks - first_block, num_splits)
+    begin = first_block + split * per_split
+    end = tl.minimum(begin + per_split, blocks)
+
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DV], tl.float32)
+    outside = tl.zeros([KEYS], tl.int32)
+    key = begin * KEYS + tl.arange(0, KEYS)
+    pages = block_tables + request * table_row.to(tl.int64)
+    # Page ids are loaded one block ahead: otherwise the pipeline's stages are spent on waiting for them.
+    next_page = tl.load(pages + key // PAGE, mask=key < length, other=0)
+    for _ in range(begin, end):
+        page = next_page
+        next_page = tl.load(pages + (key + KEYS) // PAGE, mask=key + KEYS < length, other=0)
+        in_pool = (page >= 0) & (page < num_pages)
+        outside |= tl.where((key < length) & ~in_pool, 1, 0)
+        live = (key < length) & in_pool
+        slot = key % PAGE
+        k_rows = k + page.to(tl.int64) * k_page + slot * k_slot + kv_head * k_head
+        keys = tl.load(k_rows[:, None] + columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if ROPE > 0:
+            rope = tl.load(k_rows[:, None] + rope_columns[None, :], mask=live[:, None], other=0.0)
+            scores = tl.dot(q_rope, tl.trans(rope.to(q.dtype)), scores, input_precision="ieee")
+        if LATENT:
+            values = keys
+        else:
+            v_rows = v + page.to(tl.int64) * v_page + slot * v_slot + kv_head * v_head
+            v_columns = tl.arange(0, DV)
+            values = tl.load(v_rows[:, None] + v_columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
+
+        visible = live[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW:
+            visible &= key[None, :] >= position[:, None] - window_left
+        if MASK:
+            draft = key - (length - q_len)
+            in_draft = live_row[:, None] & (draft[None, :] >= 0) & (draft[None, :] < q_len)
+            words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
+            bits = tl.load(words, mask=in_draft, other=0xFFFF).to(tl.int32)
+            visible &= (bits >> (draft % 16)[None, :]) & 1 == 1
+        scores = tl.where(visible, scores * scale, float("-inf"))
+
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - finite_top)
+        weights = tl.exp2(scores - finite_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(q.dtype), values, acc, input_precision="ieee")
+        top = new_top
+        key += KEYS
+
+    poisoned = too_long | (tl.max(outside, 0) > 0)
+    written = total != 0.0
+    lse = tl.where(written, top + tl.log2(total), float("-inf"))
+    lse = tl.where(poisoned, float("nan"), lse)
+    part = ((request * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64) * num_splits + split
+    tl.store(part_lse + part, lse, mask=live_row)
+    part_rows = part_out + part[:, None] * DV + tl.arange(0, DV)[None, :]
+    tl.store(part_rows, acc / total[:, None], mask=(live_row & written)[:, None])
+
+
+@triton.jit(do_not_specialize=RUNTIME_INTEGERS)
+def _combine(
+    out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
+    out_token, out_head, lse_token, num_splits, max_q_len,
+    HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr, SCALE_TENSOR: tl.constexpr,
+    STRICT: tl.constexpr, MAX_SPLITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One row (request, token, head) and `COLUMNS` of its columns."""
+    part = tl.program_id(0).to(tl.int64)
+    head = part % HEADS
+    token = (part // HEADS) % max_q_len
+    request = part // HEADS // max_q_len
+    first_row, q_len = _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    if token >= q_len:
+        return
+    splits = tl.arange(0, MAX_SPLITS)
+    lses = tl.load(part_lse + part * num_splits + splits, mask=splits < num_splits, other=float("-inf"))
+    poisoned = tl.max(tl.where(lses != lses, 1, 0), 0) > 0
+    top = tl.max(lses, 0)
+    finite_top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2(lses - finite_top), 0)
+    denominator = total
+    if SINKS:  # once per row, whatever the number of splits
+        denominator += tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - finite_top)
+
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for begin in range(0, num_splits, CHUNK):
+        some = begin + tl.arange(0, CHUNK)
+        some_lse = tl.load(part_lse + part * num_splits + some, mask=some < num_splits, other=float("-inf"))
+        weights = tl.exp2(some_lse - finite_top)
+        rows = part_out + (part * num_splits + some)[:, None] * DV + columns[None, :]
+        values = tl.load(rows, mask=(some_lse > float("-inf"))[:, None], other=0.0)
+        acc += tl.sum(weights[:, None] * values, 0)
+
+    scale = out_scale
+    if SCALE_TENSOR:
+        scale *= tl.load(out_scale_tensor)
+    result = tl.where(total == 0.0, 0.0, acc / denominator * scale)
+    lse = tl.where(total == 0.0, float("-inf"), finite_top + tl.log2(total))
+    if STRICT:
+        poisoned |= tl.load(seq_lens + request) <= 0
+    result = tl.where(poisoned, float("nan"), result)
+    lse = tl.where(poisoned, float("nan"), lse)
+    row = first_row + token
+    tl.store(out + row * out_token + head * out_head + columns, result.to(out.dtype.element_ty))
+    if tl.program_id(1) == 0:
+        tl.store(lse_out + row * lse_token + head, lse)
+
+
+def splits_for(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
+    """The number of splits of a launch that writes `out` [num_tokens, H, Dv], on its device."""
+    on_gpu = out.device.type == "cuda"
+    num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count if on_gpu else 4
+    return choose_splits(batch_size, out.shape[1], k.shape[2], out.shape[2], max_q_len, max_seq_len, num_sms)
+
+
+def needed_bytes(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
+    """Bytes of workspace that such a launch needs."""
+    num_splits = splits_for(out, k, batch_size, max_q_len, max_seq_len)
+    return partial_bytes(batch_size * max_q_len * out.shape[1], num_splits, out.shape[2])
+
+
+@torch.library.custom_op("nightcap::paged_decode_triton", mutates_args=("out", "lse", "workspace"))
+def paged_decode_triton(
+    out: Tensor,
+    lse: Tensor,
+    workspace: Tensor,
+    query: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bmm1_scale: float,
+    bmm1_scale_tensor: Tensor | None,
+    bmm2_scale: float,
+    bmm2_scale_tensor: Tensor | None,
+    max_q_len: int,
+    max_seq_len: int,
+    window_left: int,
+    strict: bool,
+) -> None:
+    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    written.
+    """
+    batch, num_heads = len(seq_lens), query.shape[1]
+    kv_heads, page_size, head_dim_v = k.shape[2], k.shape[1], out.shape[2]
+    group = num_heads // kv_heads
+    head_dim = k.shape[3] if v is not None else head_dim_v
+    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
+    num_parts = batch * max_q_len * num_heads * num_splits
+    scratch = workspace.view(-1).view(torch.uint8)[: 4 * num_parts * (head_dim_v + 1)].view(torch.float32)
+    part_lse, part_out = scratch[:num_parts], scratch[num_parts:]
+    values = k if v is None else v
+
+    rows = group * max_q_len
+    tile = _tile(rows, k.shape[3], page_size, query.element_size())
+    _split[(triton.cdiv(rows, tile.rows) * kv_heads, num_splits, batch)](
+        query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
+        bmm1_scale * LOG2E, bmm1_scale_tensor,
+        query.stride(0), query.stride(1), k.stride(0), k.stride(1), k.stride(2),
+        values.stride(0), values.stride(1), values.stride(2), block_tables.stride(0),
+        0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
+        num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
+        GROUP=group, KV_HEADS=kv_heads, PAGE=page_size,
+        D=head_dim, ROPE=k.shape[3] - head_dim, DV=head_dim_v, LATENT=v is None,
+        RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
+        SCALE_TENSOR=bmm1_scale_tensor is not None,
+        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+    many_splits = num_splits >= 32
+    columns = min(head_dim_v, 128) if many_splits else head_dim_v
+    _combine[(batch * max_q_len * num_heads, head_dim_v // columns)](
+        out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
+        out.stride(0), out.stride(1), lse.stride(0), num_splits, max_q_len,
+        HEADS=num_heads, DV=head_dim_v, RAGGED=cum_seq_lens_q is not None, SINKS=sinks is not None,
+        SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+        MAX_SPLITS=triton.next_power_of_2(num_splits), CHUNK=32 if many_splits else 1, COLUMNS=columns,
+        num_warps=8 if many_splits else 1,
+    )  # fmt: skip

@@ -1,0 +1,573 @@
+"""The decode kernels against the fp64 oracle, per row: in PyTorch on any machine, in Triton on a GPU.
+
+On a GPU every shape is also captured into a CUDA graph, its lengths, pages and contents are changed in place,
+and the replay must give the bits of an eager launch and the values of the oracle. With TRITON_INTERPRET=1 the
+Triton kernels run on the CPU, in fp32.
+
+Outputs and workspaces are NaN before each launch; dead slots, spare pages and guard pages are NaN throughout.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_tests.reference import oracle
+from gpu_tests.reference.acceptance import emphasise, low_precision, lse_errors, row_errors
+from gpu_tests.reference.decode import (
+    KernelPreconditionError,
+    pack_mask,
+    trtllm_batch_decode_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache_mla,
+    workspace_bytes,
+)
+from gpu_tests.reference.paged import PagedKV, empty_kv, empty_mla, shuffled_page_table
+
+pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An implementation, where it runs, and the dtypes that it is tested with there."""
+
+    backend: str
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.device}"
+
+
+ON_CPU = Kernel("torch", "cpu", (torch.bfloat16, torch.float16, torch.float32, torch.float64))
+ON_GPU = Kernel("triton", "cuda", (torch.bfloat16, torch.float16))
+KERNELS = [ON_CPU]
+if torch.cuda.is_available():
+    KERNELS.append(ON_GPU)
+elif INTERPRETED:
+    KERNELS.append(Kernel("triton", "cpu", (torch.float32,)))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`kv_heads` 0 stands for MLA (latent 512, rope 64)."""
+
+    heads: int
+    kv_heads: int
+    page_size: int
+    q_len: int
+    lengths: tuple[int, ...]
+    replay_lengths: tuple[int, ...] = ()
+    head_dim: int = 128
+    layout: str = "HND"
+    storage: str = "separate"
+    window_left: int = -1
+    sinks: tuple[float, ...] = ()
+    parents: tuple[int, ...] = ()
+    scales: tuple[float, float] = (1.0, 1.0)
+    kv_dtype: torch.dtype | None = None
+
+    @property
+    def mla(self) -> bool:
+        return self.kv_heads == 0
+
+    @property
+    def max_seq_len(self) -> int:
+        return max(self.page_size, *self.lengths, *self.replay_lengths)
+
+    def __str__(self) -> str:
+        family = f"mla{self.heads}" if self.mla else f"gqa{self.heads}x{self.kv_heads}"
+        return f"{family}-page{self.page_size}-q{self.q_len}-" + "_".join(map(str, self.lengths))
+
+
+@dataclass
+class Launch:
+    """The buffers of one launch, at fixed addresses, and the truth about what is in them."""
+
+    kernel: Kernel
+    shape: Shape
+    dtype: torch.dtype
+    empty_rows: str = "safe"
+    cache: PagedKV = field(init=False)
+    query: Tensor = field(init=False)
+    lengths: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape, device = self.shape, self.kernel.device
+        pages = sum(max(pair) // shape.page_size + 1 for pair in self._length_pairs()) + 2
+        dtype = shape.kv_dtype or self.dtype
+        k_scale, v_scale = shape.scales
+        if shape.mla:
+            self.cache = empty_mla(pages, shape.page_size, dtype=dtype, device=device, scale=k_scale)
+        else:
+            self.cache = empty_kv(
+                pages, shape.page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device,
+                layout=shape.layout, storage=shape.storage, page_gap=16, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+        self.query = torch.zeros(
+            len(shape.lengths) * shape.q_len, shape.heads, self.head_dim, dtype=self.dtype
+        )
+        self.query = self.query.to(device)
+        width = -(-shape.max_seq_len // shape.page_size) + 1
+        self.block_tables = torch.zeros(len(shape.lengths), width, dtype=torch.int32, device=device)
+        self.seq_lens = torch.zeros(len(shape.lengths), dtype=torch.int32, device=device)
+        self.out = self.query.new_zeros(*self.query.shape[:2], 512 if shape.mla else shape.head_dim)
+        self.lse = self.query.new_zeros(self.query.shape[:2], dtype=torch.float32)
+        size = workspace_bytes(
+            batch_size=len(shape.lengths), num_heads=shape.heads, num_kv_heads=shape.kv_heads or 1,
+            head_dim_v=self.out.shape[-1], max_q_len=shape.q_len, max_seq_len=shape.max_seq_len,
+        )  # fmt: skip
+        self.workspace = torch.zeros(size // 4, device=device)
+        self.sinks = torch.tensor(shape.sinks, device=device) if shape.sinks else None
+        self.fill(shape.lengths, seed=0)
+
+    @property
+    def head_dim(self) -> int:
+        return 576 if self.shape.mla else self.shape.head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        return 1 / math.sqrt(192 if self.shape.mla else self.shape.head_dim)
+
+    def _length_pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.shape.lengths, self.shape.replay_lengths or self.shape.lengths, strict=True))
+
+    def fill(self, lengths: tuple[int, ...], seed: int) -> None:
+        """Give every request new tokens, on new pages, in place. Table tails hold a page id far out of the
+        pool.
+        """
+        shape, device = self.shape, self.kernel.device
+        generator = torch.Generator(device).manual_seed(seed)
+        tail, width = 2147480000, self.block_tables.shape[1]
+        pages = shuffled_page_table(
+            lengths, shape.page_size, self.cache.num_pages, width=width, seed=seed, tail=tail
+        )
+        self.lengths = lengths
+        self.seq_lens.copy_(torch.tensor(lengths))
+        self.block_tables.copy_(pages)
+        self.query.copy_(torch.randn(self.query.shape, generator=generator, device=device))
+        if shape.mla:
+            # Values are keys here: one column is emphasised, and left out of the scores so that they stay usual.
+            self.query[..., 0] = 0
+        self.cache.poison()
+        for row, length in enumerate(lengths):
+            k, v = (
+                torch.randn(length, *side.shape[2:], generator=generator, device=device)
+                for side in (self.cache.k, self.cache.v)
+            )
+            slots = self.cache.slots(pages[row], length).to(device)
+            if shape.mla:
+                k[..., :1] = emphasise(k[..., :1], self._edges(length))
+                self.cache.write(slots, k)
+            else:
+                self.cache.write(slots, k, emphasise(v, self._edges(length)))
+
+    def _edges(self, length: int) -> set[int]:
+        """Keys that an off-by-one would lose or gain: the ends, and both sides of the window's left end."""
+        first, rows = length - self.shape.q_len, range(self.shape.q_len)
+        edges = {0, length - 1} | {first + row for row in rows}
+        if self.shape.window_left >= 0:
+            edges |= {first + row - self.shape.window_left - side for row in rows for side in (0, 1)}
+        return {edge for edge in edges if 0 <= edge < length}
+
+    def run(self, **options: object) -> tuple[Tensor, Tensor]:
+        """One launch on NaN-filled outputs and workspace. `options` override arguments."""
+        for buffer in (self.out, self.lse, self.workspace):
+            buffer.fill_(math.nan)
+        self.launch(**options)
+        return self.out.clone(), self.lse.clone()
+
+    def launch(self, **options: object) -> None:
+        shape = self.shape
+        k_scale, v_scale = shape.scales
+        arguments: dict[str, object] = {
+            "workspace_buffer": self.workspace,
+            "kv_cache": self.cache.kv_cache(),
+            "block_tables": self.block_tables,
+            "seq_lens": self.seq_lens,
+            "max_seq_len": shape.max_seq_len,
+            "bmm1_scale": self.softmax_scale * k_scale,
+            "bmm2_scale": v_scale,
+            "lse": self.lse,
+            "sinks": self.sinks,
+            "backend": self.kernel.backend,
+            "empty_rows": self.empty_rows,
+        }
+        if shape.parents:
+            mask = oracle.tree_mask(shape.parents, shape.q_len).expand(len(self.lengths), -1, -1)
+            arguments["mask"] = pack_mask(mask).to(self.kernel.device)
+        if shape.mla:
+            query = self.query.unflatten(0, (-1, shape.q_len))
+            arguments |= {"query": query, "out": self.out.unflatten(0, (-1, shape.q_len))}
+            arguments |= {"qk_nope_head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+            trtllm_batch_decode_with_kv_cache_mla(**(arguments | options))  # type: ignore[arg-type]
+        else:
+            arguments |= {"query": self.query, "out": self.out, "kv_layout": shape.layout}
+            arguments |= {"q_len_per_req": shape.q_len, "window_left": shape.window_left}
+            trtllm_batch_decode_with_kv_cache(**(arguments | options))  # type: ignore[arg-type]
+
+    def rows(self, request: int) -> slice:
+        return slice(request * self.shape.q_len, (request + 1) * self.shape.q_len)
+
+    def failures(self, out: Tensor, lse: Tensor) -> list[str]:
+        """What the oracle says about `out` and `lse`, a line for each failing row."""
+        lines = []
+        for request, length in enumerate(self.lengths):
+            rows, pages = self.rows(request), self.block_tables[request]
+            q = self.query[rows]
+            options = {"window_left": self.shape.window_left, "sinks": self.sinks}
+            if self.shape.parents:
+                options["mask"] = oracle.tree_mask(self.shape.parents, length)
+            ref = oracle.attention(q, *self.cache.gather(pages, length), scale=self.softmax_scale, **options)
+            k_scale, v_scale = self.shape.scales
+            k, v = self.cache.stored(pages, length)
+            lowp = low_precision(
+                q,
+                k.to(self.dtype),
+                v.to(self.dtype),
+                scale=self.softmax_scale * k_scale,
+                out_scale=v_scale,
+                **options,
+            )
+            errors = row_errors(out[rows], ref.out, lowp, self.dtype) + lse_errors(lse[rows], ref.lse)
+            lines += [f"request {request} (length {length}): {error}" for error in errors]
+        return lines
+
+
+def assert_accepted(launch: Launch, result: tuple[Tensor, Tensor]) -> None:
+    failures = launch.failures(*result)
+    assert not failures, f"{launch.shape}, {launch.dtype}: {len(failures)} rows fail\n" + "\n".join(
+        failures[:10]
+    )
+
+
+def same_bits(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
+    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
+
+
+# Every shape, eager and replayed.
+
+FAMILIES = [(16, 0), (128, 0), (64, 8)]
+PAGES = [16, 32, 64]
+Q_LENS = [1, 4]
+
+
+def lengths_of(page: int, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Lengths at capture and at replay: other lengths in every row, growing and shrinking."""
+    return {
+        "tiny": ((0, 1, 5, 2), (3, 0, 1, 9)),
+        "page edges": ((page - 1, page, page + 1, 2 * page), (2 * page + 1, page, page - 1, 1)),
+        "tile edges": ((63, 64, 65, 129), (128, 127, 1, 192)),
+        "varied": ((3000, 0, 17, 700, 1, 256), (5, 1500, 2999, 0, 130, 64)),
+    }[kind]
+
+
+LENGTHS = ["tiny", "page edges", "tile edges", "varied"]
+SHAPES = [
+    Shape(heads, kv_heads, page, q_len, *lengths_of(page, kind), layout="HND" if page == 32 else "NHD")
+    for (heads, kv_heads), page, q_len, kind in product(FAMILIES, PAGES, Q_LENS, LENGTHS)
+]
+assert len(SHAPES) == 72
+
+
+def on_cpu(shape: Shape) -> bool:
+    """The CPU runs the shapes that the GPU runs, but for the long ones and most of those with 128 heads."""
+    return shape.max_seq_len < 300 and (shape.heads <= 64 or shape.page_size == 64)
+
+
+CASES = [
+    pytest.param(kernel, shape, id=f"{kernel}-{shape}")
+    for kernel in KERNELS
+    for shape in SHAPES
+    if kernel.device == "cuda" or on_cpu(shape)
+]
+
+
+@pytest.mark.parametrize(("kernel", "shape"), CASES)
+def test_every_row_agrees_with_the_oracle(kernel: Kernel, shape: Shape) -> None:
+    dtype = kernel.dtypes[SHAPES.index(shape) % len(kernel.dtypes)]
+    launch = Launch(kernel, shape, dtype)
+    assert_accepted(launch, launch.run())
+    launch.fill(shape.replay_lengths, seed=1)
+    eager = launch.run()
+    assert_accepted(launch, eager)
+    assert same_bits(eager, launch.run())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a real CUDA graph")
+def test_replay_after_a_change_in_place_equals_eager(shape: Shape) -> None:
+    launch = Launch(ON_GPU, shape, torch.bfloat16)
+    launch.run()  # compiles the kernels: that cannot happen inside a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.launch()
+
+    launch.fill(shape.replay_lengths, seed=1)
+    eager = launch.run()
+    assert_accepted(launch, eager)
+    for _ in range(3):
+        for buffer in (launch.out, launch.lse, launch.workspace):
+            buffer.fill_(math.nan)
+        graph.replay()
+        assert same_bits(eager, (launch.out, launch.lse))
+
+
+# What the options mean.
+
+BASE = Shape(8, 2, 16, 1, (0, 1, 15, 16, 17, 65), head_dim=64)
+VERIFY = replace(BASE, q_len=4)
+LONG = replace(VERIFY, lengths=(700, 3, 129))
+OPTIONS = {
+    **{f"window {left}": replace(LONG, window_left=left) for left in (0, 1, 128, 129, 699, 700, 9999)},
+    "window, one token": replace(LONG, q_len=1, window_left=5),
+    "sinks": replace(LONG, sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0)),
+    "sinks and window": replace(LONG, sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0), window_left=64),
+    "MLA sinks": Shape(4, 0, 16, 2, (300, 2), sinks=(0.0, -math.inf, 40.0, 3.0)),
+    "draft tree": replace(LONG, lengths=(700, 4, 129), parents=(-1, 0, 0, 2)),
+    "draft tree with window": replace(LONG, lengths=(700, 4, 129), parents=(-1, 0, 0, 2), window_left=70),
+    "MLA draft tree": Shape(4, 0, 16, 4, (300, 4), parents=(-1, 0, 1, 0)),
+    "more query tokens than keys": replace(VERIFY, lengths=(1, 2, 3, 4)),
+    "heads not a power of two": replace(VERIFY, heads=6),
+    "MQA": replace(VERIFY, kv_heads=1),
+    "MHA": replace(VERIFY, kv_heads=8),
+    "MLA, 6 heads": Shape(6, 0, 16, 3, (300, 2)),
+    "fp8 KV": replace(LONG, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 1.75)),
+    "page size 1": replace(VERIFY, page_size=1),
+    "page size 128": replace(LONG, page_size=128),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_options_agree_with_the_oracle(kernel: Kernel, name: str) -> None:
+    launch = Launch(kernel, OPTIONS[name], kernel.dtypes[0])
+    assert_accepted(launch, launch.run())
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_memory_layout_does_not_change_a_bit(kernel: Kernel) -> None:
+    results = []
+    for layout, storage in product(("NHD", "HND"), ("separate", "page", "token")):
+        launch = Launch(kernel, replace(LONG, layout=layout, storage=storage), kernel.dtypes[0])
+        results.append(launch.run())
+        assert_accepted(launch, results[-1])
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_a_request_has_the_same_bits_whatever_its_neighbours_are(kernel: Kernel) -> None:
+    launch = Launch(
+        kernel, replace(LONG, lengths=(700, 3, 129), replay_lengths=(700, 3, 129)), kernel.dtypes[0]
+    )
+    before = launch.run()
+    launch.seq_lens[1:] = torch.tensor([0, 1])
+    after = launch.run()
+    rows = launch.rows(0)
+    assert same_bits((before[0][rows], before[1][rows]), (after[0][rows], after[1][rows]))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(kernel: Kernel) -> None:
+    launch = Launch(kernel, replace(VERIFY, lengths=(0, 1, 20)), kernel.dtypes[0], empty_rows="strict")
+    out, lse = launch.run()
+    assert out[:4].isnan().all()
+    assert lse[:4].isnan().all()
+    # Length 1 with 4 query tokens: three rows see no key, which is legal in a padded request.
+    assert (out[4:7] == 0).all()
+    assert torch.isneginf(lse[4:7]).all()
+    assert out[7:].isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(kernel: Kernel) -> None:
+    launch = Launch(kernel, replace(VERIFY, lengths=(20, 33, 5)), kernel.dtypes[0])
+    offsets = torch.tensor([0, 1, 5, 7], dtype=torch.int32, device=kernel.device)
+    out, lse = launch.run(cum_seq_lens_q=offsets, q_len_per_req=None, max_q_len=4)
+    assert out[7:].isnan().all()
+    assert lse[7:].isnan().all()
+    for request, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7)]):
+        k, v = launch.cache.gather(launch.block_tables[request], launch.lengths[request])
+        ref = oracle.attention(launch.query[start:stop], k, v, scale=launch.softmax_scale)
+        k, v = launch.cache.stored(launch.block_tables[request], launch.lengths[request])
+        lowp = low_precision(launch.query[start:stop], k, v, scale=launch.softmax_scale)
+        assert row_errors(out[start:stop], ref.out, lowp, launch.dtype) == []
+        assert lse_errors(lse[start:stop], ref.lse) == []
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_ragged_mla_with_uniform_offsets_equals_the_uniform_call(kernel: Kernel) -> None:
+    launch = Launch(kernel, Shape(4, 0, 16, 2, (20, 0, 33)), kernel.dtypes[0])
+    uniform = launch.run()
+    offsets = torch.tensor([0, 2, 4, 6], dtype=torch.int32, device=kernel.device)
+    ragged = launch.run(query=launch.query, out=launch.out, cum_seq_lens_q=offsets, max_q_len=2)
+    assert same_bits(uniform, ragged)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_tensor_scales_are_read_when_the_kernel_runs(kernel: Kernel) -> None:
+    launch = Launch(kernel, BASE, kernel.dtypes[0])
+    bmm1, bmm2 = (torch.full((1,), scale, device=kernel.device) for scale in (0.3, 2.5))
+    from_floats = launch.run(bmm1_scale=float(bmm1), bmm2_scale=2.5)
+    from_tensors = launch.run(bmm1_scale=bmm1, bmm2_scale=bmm2)
+    torch.testing.assert_close(from_tensors, from_floats, rtol=1e-2, atol=1e-5, equal_nan=True)
+    bmm1.fill_(0.1)
+    assert not torch.equal(launch.run(bmm1_scale=bmm1, bmm2_scale=bmm2)[0], from_tensors[0])
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_outputs_that_are_not_given_are_made_also_in_inference_mode(kernel: Kernel) -> None:
+    launch = Launch(kernel, BASE, kernel.dtypes[0])
+    expected = launch.run()
+    shape = launch.shape
+    with torch.inference_mode():
+        out, lse = trtllm_batch_decode_with_kv_cache(
+            launch.query, launch.cache.kv_cache(), launch.workspace, launch.block_tables, launch.seq_lens,
+            shape.max_seq_len, launch.softmax_scale, return_lse=True, backend=kernel.backend, empty_rows="safe",
+        )  # fmt: skip
+    assert same_bits(expected, (out, lse))
+
+
+# Broken arguments.
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
+    launch = Launch(kernel, BASE, kernel.dtypes[0])
+    with pytest.raises(KernelPreconditionError) as caught:
+        launch.run(
+            seq_lens=launch.seq_lens.long(),
+            block_tables=launch.block_tables[:, ::2],
+            max_seq_len=100_000,
+            window_left=-2,
+            sinks=torch.zeros(3, device=kernel.device),
+            out=launch.out[..., :8],
+            o_scale=1.0,
+        )
+    message = str(caught.value)
+    for line in (
+        "o_scale: got 1.0, must be None",
+        "seq_lens: got int64, must be int32",
+        "block_tables: got strides [6, 2], must be 1 in the last dimension",
+        "max_seq_len: got 100000, must be 1 to 48, what 3 pages of 16 hold",
+        "window_left: got -2, must be -1 (none) or a count",
+        "sinks: got shape [3], must be [8]",
+        "out: got shape [6, 8, 8], must be [6, 8, 64]",
+    ):
+        assert line in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"q_len_per_req": 1, "cum_seq_lens_q": torch.zeros(7).int(), "max_q_len": 1},
+            "None when cum_seq_lens_q",
+        ),
+        ({"q_len_per_req": None, "cum_seq_lens_q": torch.zeros(7).int()}, "max_q_len: got None"),
+        ({"q_len_per_req": 2}, "query: got 6 rows, must be 6 requests x 2 query tokens"),
+        ({"kv_layout": "NDH"}, "kv_layout: got NDH"),
+        ({"kv_cache": torch.zeros(3, 1, 2, 16, 64)}, "kv_cache: got \\[3, 1, 2, 16, 64\\]"),
+        ({"query": torch.zeros(6, 8, 32)}, "kv_cache: got shape"),
+        ({"query": torch.zeros(6, 64)}, "query: got \\[6, 64\\]"),
+        ({"backend": "cuda"}, "backend: got cuda"),
+        ({"empty_rows": "zero"}, "empty_rows: got zero"),
+        ({"bmm1_scale": torch.zeros(1).double()}, "bmm1_scale: got float64"),
+    ],
+)
+def test_a_broken_precondition_is_named(options: dict[str, object], message: str) -> None:
+    launch = Launch(ON_CPU, BASE, torch.float32)
+    with pytest.raises(KernelPreconditionError, match=message):
+        launch.run(**options)
+
+
+def break_length(launch: Launch) -> None:
+    launch.seq_lens[2] = launch.shape.max_seq_len + 1
+
+
+def break_page(launch: Launch) -> None:
+    launch.block_tables[2, 0] = launch.cache.num_pages
+
+
+def break_page_to_minus_one(launch: Launch) -> None:
+    launch.block_tables[2, 0] = -1
+
+
+@pytest.mark.parametrize("fault", [break_length, break_page, break_page_to_minus_one])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_metadata_that_breaks_the_contract_shows(kernel: Kernel, fault: object) -> None:
+    launch = Launch(kernel, replace(BASE, lengths=(3, 20, 17, 65)), kernel.dtypes[0])
+    healthy = launch.run()
+    fault(launch)  # type: ignore[operator]
+    if kernel.backend == "torch":
+        with pytest.raises(KernelPreconditionError, match=r"seq_lens\[2\]"):
+            launch.run()
+    else:
+        out, lse = launch.run()
+        assert out[2].isnan().all()
+        assert lse[2].isnan().all()
+        others = [0, 1, 3]
+        assert same_bits((healthy[0][others], healthy[1][others]), (out[others], lse[others]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 2, 4, 7], "0 to 7, must be inside the 6 rows"),
+        ([0, 4, 2, 6], "got -2, must be"),
+        ([0, 5, 5, 6], "got 5"),
+    ],
+)
+def test_offsets_that_break_the_contract_show(offsets: list[int], message: str) -> None:
+    launch = Launch(ON_CPU, replace(BASE, lengths=(5, 6, 7), q_len=2), torch.float32)
+    cum_seq_lens_q = torch.tensor(offsets, dtype=torch.int32)
+    with pytest.raises(KernelPreconditionError, match=message):
+        launch.run(cum_seq_lens_q=cum_seq_lens_q, q_len_per_req=None, max_q_len=4)
+
+
+def test_too_small_a_workspace_is_refused_with_the_size_that_suffices() -> None:
+    pytest.importorskip("triton", reason="only the Triton kernel needs a workspace")
+    launch = Launch(ON_CPU, BASE, torch.float32)
+    with pytest.raises(
+        KernelPreconditionError, match=r"workspace_buffer: got 4 bytes, must be at least \d+ bytes"
+    ):
+        launch.run(backend="triton", workspace_buffer=torch.zeros(1))
+
+
+# What a graph recorder sees.
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.namespace == "nightcap" or func.name() == "aten::item":
+            self.kernels.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("shape", [VERIFY, Shape(4, 0, 16, 2, (20, 0, 33))], ids=str)
+def test_one_launch_is_one_node_without_a_host_read(kernel: Kernel, shape: Shape) -> None:
+    launch = Launch(kernel, shape, kernel.dtypes[0])
+    with torch.inference_mode(), Recorder() as recorder:
+        launch.launch()
+    assert recorder.kernels == [f"nightcap::paged_decode_{kernel.backend}"]
+
+
+def test_packed_masks_have_a_bit_a_draft_token() -> None:
+    mask = torch.zeros(1, 2, 40, dtype=torch.bool)
+    mask[0, 0, [0, 15, 16, 39]] = True
+    packed = pack_mask(mask)
+    assert packed.dtype == torch.uint16
+    assert packed.tolist() == [[[0x8001, 1, 1 << 7, 0], [0, 0, 0, 0]]]
