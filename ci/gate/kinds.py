@@ -8,6 +8,8 @@ from ci.gate.night import Finding, JobVerdict
 
 
 class Kind(NamedTuple):
+    """What a finding makes of its job, and the advice."""
+
     causes: JobVerdict
     fix: str
 
@@ -51,13 +53,13 @@ KINDS: dict[str, Kind] = {
     "infra": Kind("infra", "check the host with `nightcap doctor`, then rerun failed jobs"),
     "shard-failed": Kind("failed", f"{_LOG}: the runner failed for a reason that is no test's"),
     # Files and tests
-    "failed": Kind("failed", "reproduce it"),
-    "crashed": Kind("failed", "reproduce it; the journal names the signal"),
-    "timed-out": Kind("failed", "reproduce it; the stacks lie beside the journal"),
-    "file-crashed": Kind("failed", "reproduce it; no test was running: look at import, fixtures and exit"),
-    "file-timed-out": Kind("failed", "reproduce it; no test was running: look at import, fixtures and exit"),
-    "file-failed": Kind("failed", "reproduce it; no test failed, so look at the end of the file's output"),
-    "lost": Kind("incomplete", "reproduce it; the test was planned and has no result"),
+    "failed": Kind("failed", "run it alone, then with its file"),
+    "crashed": Kind("failed", "run its file under a debugger; the journal names the signal"),
+    "timed-out": Kind("failed", "read the stacks that lie beside the journal"),
+    "file-crashed": Kind("failed", "no test was running: look at import, fixtures and exit"),
+    "file-timed-out": Kind("failed", "no test was running: look at import, fixtures and exit"),
+    "file-failed": Kind("failed", "no test failed: look at the end of the file's output"),
+    "lost": Kind("incomplete", "see how the file ended; a planned test has no result"),
     "duplicate": Kind("failed", "make one process write one result a test; two results prove neither"),
     "no-signal": Kind("no-signal", "see why every test skips: a job without a result tests nothing"),
     # Warnings: shown, never red
@@ -69,6 +71,11 @@ KINDS: dict[str, Kind] = {
     "quarantined": Kind("passed", "repair the test before its quarantine expires"),
     "note": Kind("passed", "see the journal"),
 }
+
+REPRODUCIBLE = frozenset(
+    {"failed", "crashed", "timed-out", "file-crashed", "file-timed-out", "file-failed", "lost", "flaky"}
+)
+"""Kinds that a person may see again by running the same tests."""
 
 
 def finding(

@@ -20,8 +20,9 @@ NightVerdict = Literal["passed", "failed", "incomplete"]
 
 WORST_FIRST: tuple[JobVerdict, ...] = ("failed", "infra", "incomplete", "no-signal", "passed", "not-selected")
 """A real failure wins over infrastructure, and both explain more than a hole."""
-RED_TESTS: tuple[TestVerdict, ...] = ("failed", "crashed", "timed-out", "lost")
-"""Verdicts of a test that turn the night red, worst first."""
+TESTS_WORST_FIRST: tuple[TestVerdict, ...] = (
+    "failed", "crashed", "timed-out", "lost", "flaky", "quarantined", "skipped", "passed",
+)  # fmt: skip
 EXIT_CODES: dict[NightVerdict, int] = {"passed": 0, "failed": 1, "incomplete": 4}
 """`incomplete`: nothing failed, but not everything that was planned has a result."""
 
