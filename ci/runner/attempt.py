@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ci.journal import AnyEvent, TestFinished, TestStarted, UnitFinished, UnitStarted
+from ci.journal import AnyEvent, Collected, TestFinished, TestStarted, UnitFinished, UnitStarted
 from ci.plan import Unit
 from ci.runner import classify, judge, junit, oom, supervise, units
 from ci.runner.classify import FailureClass
@@ -49,12 +49,10 @@ def run(attempt: Attempt, context: Context) -> AttemptResult:
         )
     )
     task = units.task(attempt, context.places, context.options.env)
-    if unit.junit:
-        (context.places.root / unit.junit).unlink(
-            missing_ok=True
-        )  # an older one would be taken for this run's
-    if unit.kind == "script":
-        record.write(_started(attempt, unit.path))
+    if unit.junit:  # an older one would be taken for this run's
+        (context.places.root / unit.junit).unlink(missing_ok=True)
+    if not _reports(unit):
+        record.write(_collected(attempt), *(_started(attempt, test) for test in unit.tests))
     record.news()
     kills = oom.Watch()
     ended = supervise.run(task, _limits(attempt, context), mark=attempt.mark, interrupts=context.interrupts)
@@ -65,6 +63,8 @@ def run(attempt: Attempt, context: Context) -> AttemptResult:
     _note_left_overs(unit, ended, record)
     finished = written.finished + tuple(e for e in record.news() if isinstance(e, TestFinished))
     failure = _failure(judgement, finished, log)
+    if failure and failure.infra and judgement.ending in ("completed", "crashed"):
+        judgement = replace(judgement, ending="infra")
     record.write(_unit_finished(attempt, ended, judgement, failure))
     return AttemptResult(judgement, finished, written, failure)
 
@@ -83,14 +83,21 @@ def _limits(attempt: Attempt, context: Context) -> Limits:
 def _judge(unit: Unit, ended: Ended, written: Seen, log: str, places: Places, killed: str) -> Judgement:
     if unit.kind == "pytest":
         return judge.pytest_unit(unit, ended, written, oom=killed)
-    if unit.kind == "command" and unit.junit:
+    if _reports(unit):
         return judge.command(unit, ended, junit.read(places.root / unit.junit), oom=killed)
     return judge.script(unit, ended, log, oom=killed)
 
 
+def _reports(unit: Unit) -> bool:
+    """False when the unit's exit code is its only result."""
+    return unit.kind == "pytest" or bool(unit.junit)
+
+
 def _failure(judgement: Judgement, finished: Iterable[TestFinished], log: str) -> FailureClass | None:
     messages = [event.message for event in finished if event.outcome in BAD]
-    if judgement.ending in ("interrupted", "no-tests") or (judgement.ending == "completed" and not messages):
+    if judgement.ending in ("interrupted", "no-tests"):
+        return None
+    if judgement.ending == "completed" and not messages and not judgement.detail:
         return None
     return classify.classify(judgement.detail, *messages, log)
 
@@ -104,6 +111,13 @@ def _note_left_overs(unit: Unit, ended: Ended, record: Record) -> None:
         record.note("infra", f"process {process.pid} of {unit.path} cannot be ended (state {process.state})")
     if ended.log_lost:
         record.note("warning", f"a part of a log is not written: {ended.log_lost}")
+
+
+def _collected(attempt: Attempt) -> Collected:
+    unit = attempt.unit
+    return Collected(
+        at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, tests=unit.tests
+    )
 
 
 def _started(attempt: Attempt, test: str) -> TestStarted:

@@ -18,9 +18,6 @@ class ExitCode(IntEnum):
     INFRA = 3
     """The host was not fit: a bad or busy GPU, a lock, ports, disk. No test is to blame."""
     NO_SIGNAL = 5
-    """A unit ran no test, or every test of the shard was skipped:
-
-    Green would be a lie. (pytest's code, too.)
-    """
+    """A unit ran no test, or all tests of the shard were skipped. pytest's code, too."""
     PASSED = 0
     """Every planned test has a result and none is bad."""

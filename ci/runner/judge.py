@@ -21,6 +21,7 @@ _PYTEST_EXITS = {
     3: "pytest internal error (exit code 3)",
     4: "pytest could not start: bad options, or an error in a conftest (exit code 4)",
 }
+_UNEXPLAINED = "exit code 1 though no test failed: a plug-in, or the end of the session"
 _NO_UNITTESTS = re.compile(r"^Ran 0 tests in ", re.MULTILINE)
 BAD: frozenset[Outcome] = frozenset({"failed", "timed-out", "crashed"})
 
@@ -37,7 +38,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an attempt came to."""
+    """What an attempt came to. A detail on a completed attempt says what is wrong beside its tests."""
 
     ending: Ending
     detail: str = ""
@@ -57,18 +58,15 @@ def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judge
     left = oom or _left(ended)
     if seen.collected is None or seen.running or seen.not_run:
         detail = _during(left, seen)
+        results = _all(victims, "crashed", left if seen.running else detail)
         progressed = bool(seen.running or seen.finished)
-        return Judgement(
-            "crashed", detail, _all(victims, "crashed", detail), seen.not_run if progressed else ()
-        )
+        return Judgement("crashed", detail, results, seen.not_run if progressed else ())
     if ended.signal or ended.exit_code not in (0, 1, 5):
         return Judgement("crashed", f"{left} after its last test")
-    if not seen.finished:
+    if not seen.collected and all(event.outcome == "skipped" for event in seen.finished):
         return Judgement("no-tests", f"no test ran (exit code {ended.exit_code})")
     if ended.exit_code == 1 and not any(event.outcome in BAD for event in seen.finished):
-        return Judgement(
-            "crashed", "exit code 1 though no test failed: a plug-in or the end of the session did"
-        )
+        return Judgement("completed", _UNEXPLAINED)
     return Judgement("completed")
 
 
@@ -88,8 +86,7 @@ def script(unit: Unit, ended: Ended, log: str, *, oom: str = "") -> Judgement:
         return Judgement("completed", "", _all(unit.tests, "passed", "", ended.seconds))
     if ended.exit_code == 5 and _NO_UNITTESTS.search(log):
         return Judgement("no-tests", "unittest ran 0 tests")
-    detail = _left(ended)
-    return Judgement("completed", detail, _all(unit.tests, "failed", detail, ended.seconds))
+    return Judgement("completed", "", _all(unit.tests, "failed", _left(ended), ended.seconds))
 
 
 def command(unit: Unit, ended: Ended, reported: tuple[Result, ...] | None, *, oom: str = "") -> Judgement:
@@ -112,7 +109,7 @@ def command(unit: Unit, ended: Ended, reported: tuple[Result, ...] | None, *, oo
         ending: Ending = "no-tests" if ended.exit_code == 0 else "crashed"
         return Judgement(ending, f"{left}; {missing}")
     if ended.exit_code != 0 and not any(result.outcome in BAD for result in found):
-        return Judgement("crashed", f"{left}, though {unit.junit} reports no failure", found)
+        return Judgement("completed", f"{left}, though {unit.junit} reports no failure", found)
     return Judgement("completed", "", found)
 
 
@@ -135,7 +132,7 @@ def _during(what: str, seen: Seen) -> str:
         return f"{what} in {', '.join(seen.running)}"
     if seen.collected is None:
         return f"{what} before its tests were collected"
-    return f"{what} between tests"
+    return f"{what} between tests" if seen.not_run else f"{what} after its last test"
 
 
 def _out_of_time(ended: Ended, seen: Seen) -> str:
@@ -146,5 +143,6 @@ def _out_of_time(ended: Ended, seen: Seen) -> str:
     if ended.cause == "silent":
         return f"silent for too long, ended after {ended.seconds:.0f} s{where}"
     if passed >= ended.seconds / 2 and not bad:
-        return f"timed out after {ended.seconds:.0f} s while passing: {passed:.0f} s went into passed tests{where}"
+        spent = f"{passed:.0f} s went into passed tests"
+        return f"timed out after {ended.seconds:.0f} s while passing: {spent}{where}"
     return f"timed out after {ended.seconds:.0f} s{where}"

@@ -44,8 +44,12 @@ class BoundedLog:
     def _keep(self, data: bytes) -> None:
         self._tail.append(data)
         self._tail_bytes += len(data)
-        while self._tail_bytes - len(self._tail[0]) >= self._half:
-            gone = len(self._tail.popleft())
+        while self._tail_bytes > self._half:
+            surplus = self._tail_bytes - self._half
+            first = self._tail.popleft()
+            if len(first) > surplus:
+                self._tail.appendleft(first[surplus:])
+            gone = min(surplus, len(first))
             self._tail_bytes -= gone
             self._dropped += gone
 

@@ -24,6 +24,7 @@ from ci.plan import PlannedJob, Shard, Unit
 from ci.runner import attempt as attempts
 from ci.runner import environment, junit, processes
 from ci.runner.attempt import AttemptResult, Context
+from ci.runner.classify import FailureClass
 from ci.runner.console import Console
 from ci.runner.exit_codes import ExitCode
 from ci.runner.interrupts import Interrupts
@@ -50,15 +51,20 @@ class UnitResult:
     seconds: float
     attempts: int
     detail: str
-    failure_class: str
+    failure: FailureClass | None
+    """Of the last attempt; None when nothing was wrong with it."""
     log: Path
-    """Of the last attempt."""
 
     @property
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """Tests by how they stand after the last attempt; passed after something else is `flaky`."""
         counts = Counter(_standing(history) for history in self.outcomes.values())
-        return dict(counts) | ({"lost": len(self.lost)} if self.lost else {})
+        return counts + Counter(lost=len(self.lost))
+
+    @property
+    def bad(self) -> bool:
+        """True when something is wrong with it beside lost tests."""
+        return self.failure is not None or any(self.counts[outcome] for outcome in BAD)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,6 @@ def _run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResul
             outcomes[event.test] = (*outcomes.get(event.test, ()), event.outcome)
         following = _next(attempt, made, context)
     last = made[-1]
-    worst = next((m for m in reversed(made) if m.failure), last)
     return UnitResult(
         unit=attempt.unit,
         ending=last.judgement.ending,
@@ -165,8 +170,8 @@ def _run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResul
         lost=tuple(test for test in planned if not _has_result(test, outcomes)),
         seconds=time.monotonic() - started,
         attempts=attempt.number,
-        detail=worst.judgement.detail,
-        failure_class=worst.failure.name if worst.failure else "",
+        detail=last.judgement.detail,
+        failure=last.failure,
         log=context.places.log(attempt.unit, attempt.number),
     )
 
@@ -211,14 +216,13 @@ def _standing(history: Sequence[Outcome]) -> str:
 def _exit_code(results: Sequence[UnitResult], not_run: Sequence[Unit], interrupted: str) -> ExitCode:
     """The worst that holds, in the order of ExitCode."""
     counts = sum((Counter(result.counts) for result in results), Counter[str]())
-    endings = {result.ending for result in results}
     if interrupted:
         return ExitCode.INTERRUPTED
-    if endings & {"crashed", "timed-out", "silent"} or any(counts[outcome] for outcome in BAD):
+    if any(result.bad and result.ending != "infra" for result in results):
         return ExitCode.FAILED
-    if "infra" in endings:
+    if any(result.ending == "infra" for result in results):
         return ExitCode.INFRA
-    if "no-tests" in endings:
+    if any(result.ending == "no-tests" and not result.counts["skipped"] for result in results):
         return ExitCode.NO_SIGNAL
     if counts["lost"] or not_run:
         return ExitCode.FAILED

@@ -1,0 +1,171 @@
+"""What tests of a unit come to in the journal when their process ends as it should, and exit codes."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from ci.runner.exit_codes import ExitCode
+from tests.runner.harness import Bench, unit
+
+KINDS = """
+    import pytest
+
+    pytestmark = pytest.mark.suite("s")
+
+    def test_passes(): print("said by the test")
+    def test_fails(): assert 1 == 2
+    @pytest.mark.skip(reason="no such GPU")
+    def test_skips(): pass
+    @pytest.mark.xfail(reason="known bug", strict=False)
+    def test_fails_as_expected(): assert False
+    @pytest.mark.xfail(reason="known bug", strict=True)
+    def test_passes_against_a_strict_mark(): pass
+    @pytest.mark.xfail(reason="known bug", strict=False)
+    def test_passes_against_a_mark(): pass
+    @pytest.mark.parametrize("i", [1, 2])
+    def test_many(i): pass
+    @pytest.mark.suite("another")
+    def test_of_another_suite(): assert False
+    @pytest.mark.heavy
+    def test_left_out(): assert False
+    @pytest.fixture
+    def broken():
+        yield
+        raise OSError("cannot tidy up")
+    def test_fails_in_teardown(broken): pass
+"""
+
+
+def test_each_kind_of_result_is_in_the_journal_once(bench: Bench) -> None:
+    night = bench.run_file(KINDS, "test_passes", exclude_marks=("heavy",))
+    assert night.results == {
+        "test_passes": ["passed"],
+        "test_fails": ["failed"],
+        "test_skips": ["skipped"],
+        "test_fails_as_expected": ["skipped"],
+        "test_passes_against_a_strict_mark": ["failed"],
+        "test_passes_against_a_mark": ["passed"],
+        "test_many[1]": ["passed"],
+        "test_many[2]": ["passed"],
+        "test_fails_in_teardown": ["failed"],
+    }
+    assert night.message("test_skips") == "no such GPU"
+    assert night.message("test_fails_as_expected") == "xfail: known bug"
+    assert night.message("test_fails") == "call: assert 1 == 2"
+    assert night.message("test_fails_in_teardown") == "teardown: OSError: cannot tidy up"
+    assert [e.deselected for e in night.of(type(night.events[2]))] == [("test_it.py::test_left_out",)]
+    assert night.endings == ["completed"]
+    assert night.result.exit_code is ExitCode.FAILED
+    assert "said by the test" in night.log
+    suite = ET.parse(night.result.junit).getroot().find("testsuite")
+    assert suite is not None
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "9", "failures": "3", "errors": "0", "skipped": "2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "ending", "code"),
+    [
+        ("def test_a(): pass", "completed", ExitCode.PASSED),
+        ("x = 1", "no-tests", ExitCode.NO_SIGNAL),
+        (
+            "import pytest; pytest.skip('needs SM 100', allow_module_level=True)",
+            "no-tests",
+            ExitCode.NO_SIGNAL,
+        ),
+        ("import pytest\n@pytest.mark.skip\ndef test_a(): pass", "completed", ExitCode.NO_SIGNAL),
+        ("def test_b(): pass", "completed", ExitCode.FAILED),  # test_a was planned and is gone
+    ],
+)
+def test_the_exit_code_tells_passed_nothing_ran_and_lost_apart(
+    bench: Bench, source: str, ending: str, code: ExitCode
+) -> None:
+    night = bench.run_file(source, "test_a")
+    assert (night.endings, night.result.exit_code) == ([ending], code)
+
+
+def test_what_a_failed_import_hides_fails_with_its_reason(bench: Bench) -> None:
+    night = bench.run_file("import nothing_there\ndef test_a(): pass\ndef test_b(): pass", "test_a", "test_b")
+    assert night.results == {"test_a": ["failed"], "test_b": ["failed"]}
+    assert "No module named 'nothing_there'" in night.message("test_b")
+
+
+def test_a_skipped_module_skips_its_planned_tests_with_the_reason(bench: Bench) -> None:
+    night = bench.run_file("import pytest\npytest.skip('needs SM 100', allow_module_level=True)", "test_a")
+    assert night.results == {"test_a": ["skipped"]}
+    assert night.message("test_a") == "needs SM 100"
+
+
+def test_an_exit_code_that_a_plugin_swallows_changes_nothing(bench: Bench) -> None:
+    bench.file("def pytest_sessionfinish(session): session.exitstatus = 0", "conftest.py")
+    night = bench.run_file("def test_a(): assert False", "test_a")
+    assert night.results == {"test_a": ["failed"]}
+    assert night.result.exit_code is ExitCode.FAILED
+
+
+def test_an_exit_code_that_no_test_explains_is_no_success(bench: Bench) -> None:
+    bench.file("def pytest_sessionfinish(session): session.exitstatus = 1", "conftest.py")
+    night = bench.run_file("def test_a(): pass", "test_a")
+    assert "exit code 1 though no test failed" in night.details
+    assert night.result.exit_code is ExitCode.FAILED
+
+
+def test_a_file_that_stops_at_its_first_failure_still_runs_to_its_end(bench: Bench) -> None:
+    bench.file("[pytest]\naddopts = -x", "pytest.ini")
+    night = bench.run_file("def test_a(): assert False\ndef test_b(): pass")
+    assert night.results == {"test_a": ["failed"], "test_b": ["passed"]}
+
+
+def test_a_fork_of_a_test_that_goes_on_into_pytest_writes_nothing(bench: Bench) -> None:
+    night = bench.run_file("import os\ndef test_a(): os.fork()\ndef test_b(): pass")
+    assert night.results == {"test_a": ["passed"], "test_b": ["passed"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "ending", "outcomes"),
+    [
+        ("print('fine')", "completed", ["passed"]),
+        ("raise SystemExit(3)", "completed", ["failed"]),
+        ("import unittest; unittest.main(exit=False)", "no-tests", None),
+        ("import os; os.abort()", "crashed", ["crashed"]),
+    ],
+)
+def test_a_script_has_one_result(bench: Bench, source: str, ending: str, outcomes: list[str] | None) -> None:
+    name = bench.file(source, "script.py")
+    night = bench.run(unit(name, name, kind="script"))
+    assert (night.endings, night.results.get(name)) == ([ending], outcomes)
+
+
+JUNIT = """<testsuite><testcase classname="k" name="a" time="1"/><testcase classname="k" name="b">
+<failure message="no"/></testcase></testsuite>"""
+
+
+@pytest.mark.parametrize(
+    ("command", "ending", "code", "results"),
+    [
+        ("cp given.xml out.xml", "completed", ExitCode.FAILED, {"a": ["passed"], "b": ["failed"]}),
+        ("true", "no-tests", ExitCode.NO_SIGNAL, {}),
+        ("false", "crashed", ExitCode.FAILED, {}),
+        ("false | cp given.xml out.xml", "completed", ExitCode.FAILED, {"a": ["passed"], "b": ["failed"]}),
+        ("echo '<testsuite/>' > out.xml", "no-tests", ExitCode.NO_SIGNAL, {}),
+    ],
+)
+def test_a_command_is_judged_by_the_junit_file_of_this_run(
+    bench: Bench, command: str, ending: str, code: ExitCode, results: dict[str, list[str]]
+) -> None:
+    bench.file(JUNIT, "given.xml")
+    bench.file(JUNIT, "out.xml")  # left by an earlier run
+    night = bench.run(unit("ext", "k::a", "k::b", kind="command", command=command, junit="out.xml"))
+    assert (night.results, night.endings, night.result.exit_code) == (results, [ending], code)
+
+
+def test_a_command_runs_under_pipefail_and_knows_its_shard_and_tests(bench: Bench) -> None:
+    told = 'echo "$NIGHTCAP_SUITE $NIGHTCAP_SHARD_INDEX $NIGHTCAP_SHARD_COUNT"; cat "$NIGHTCAP_TESTS_FILE"; '
+    night = bench.run(
+        unit("ext", "ext", kind="command", suite="ext", items=("a b", "c"), command=told + "false | true")
+    )
+    assert night.results == {"ext": ["failed"]}
+    assert night.log == "ext 0 1\na b\nc\n"
