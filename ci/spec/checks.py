@@ -213,6 +213,9 @@ def _pool(spec: Checked, path: Path, job: Job) -> Iterator[Finding]:
     elif job.pool not in spec.pools:
         near = did_you_mean(job.pool, spec.pools) or f"one of {', '.join(sorted(spec.pools))}"
         yield Finding((*path, "pool"), f"unknown pool {shown(job.pool)}", near)
+    elif spec.written.triggers.pull_request and (pool := spec.pools[job.pool]) and not pool.hosted:
+        message = f"pull requests would run code from forks on your own machines, pool {shown(job.pool)}"
+        yield Finding((*path, "pool"), message, "use a hosted pool, or drop the trigger pull_request")
 
 
 def _work(path: Path, job: Job, written: Job) -> Iterator[Finding]:
