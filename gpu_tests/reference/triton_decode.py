@@ -150,11 +150,11 @@ def _split(
         if WINDOW:
             visible &= key[None, :] >= position[:, None] - window_left
         if MASK:
-            draft = key - (length - q_len)
-            in_draft = live_row[:, None] & (draft[None, :] >= 0) & (draft[None, :] < q_len)
+            draft = tl.maximum(key - (length - q_len), 0)
+            in_draft = live_row[:, None] & (key >= length - q_len)[None, :] & (draft < q_len)[None, :]
             words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
             bits = tl.load(words, mask=in_draft, other=0xFFFF).to(tl.int32)
-            visible &= (bits >> (draft % 16)[None, :]) & 1 == 1
+            visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
         scores = tl.where(visible, scores * scale, float("-inf"))
 
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -181,8 +181,9 @@ def _split(
 def _combine(
     out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
     out_token, out_head, lse_token, num_splits, max_q_len,
-    HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr, SCALE_TENSOR: tl.constexpr,
-    STRICT: tl.constexpr, MAX_SPLITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr,
+    MAX_SPLITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One row (request, token, head) and `COLUMNS` of its columns."""
     part = tl.program_id(0).to(tl.int64)
