@@ -2,8 +2,8 @@
 
 One `testsuite` a shard and suite, in the plan's order. `failed` is a `failure`; `crashed`, `timed-out` and
 `lost` are `error`s; `skipped` and `quarantined` are `skipped`; `flaky` passes, with the failure in
-`system-out`. Problems that are no test's (a missing shard, a failed plan) are testcases of a suite of their own,
-so that no reader shows green.
+`system-out`. Problems that are no test's (a missing shard, a failed plan) are testcases of a suite of their
+own, so that no reader shows green.
 """
 
 from __future__ import annotations

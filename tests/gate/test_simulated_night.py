@@ -50,7 +50,7 @@ class File:
 
 @dataclass
 class Truth:
-    """What really happened: a verdict per (shard, test), and how often each (shard, problem) is to be named."""
+    """What really happened: a verdict per (shard, test), and how often to name each (shard, problem)."""
 
     tests: dict[tuple[str, str], str] = field(default_factory=dict)
     problems: Counter[tuple[str, str]] = field(default_factory=Counter)
