@@ -15,6 +15,7 @@ from gpu_tests.graphs.driver import (
     ReplayError,
     Sync,
     SyncError,
+    UncapturableKernelError,
     UnsupportedOpError,
     available_drivers,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "ReplayError",
     "Sync",
     "SyncError",
+    "UncapturableKernelError",
     "UnsupportedOpError",
     "available_drivers",
     "opaque",

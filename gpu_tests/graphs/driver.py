@@ -44,8 +44,12 @@ class DeviceMixError(CaptureError):
     """A host tensor with dimensions was used as an operand of a device op; eager CUDA refuses it too."""
 
 
+class UncapturableKernelError(CaptureError):
+    """CUDA's implementation of the op synchronises or copies from the host by itself."""
+
+
 class UnsupportedOpError(CaptureError):
-    """CUDA's own implementation of the op is not capturable, or the emulation cannot model it."""
+    """The op is outside what graphs (a foreign generator) or the emulation (sparse tensors) can do."""
 
 
 class SyncError(GraphError):

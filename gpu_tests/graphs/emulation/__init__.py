@@ -111,6 +111,8 @@ class CpuGraphDriver:
 
     on_dangling: what a replay does with an outside tensor that was freed after capture: "raise", read
     "poison", or "keep" it alive from capture on.
+    cuda_kernel_limits: refuse ops whose CUDA kernels cannot be captured (`rules.UNCAPTURABLE_OPS`); without
+    it the emulation itself can be measured on those ops too.
     """
 
     device = torch.device("cpu")
@@ -123,8 +125,8 @@ class CpuGraphDriver:
         fatal_faults=False,
     )
 
-    def __init__(self, on_dangling: OnDangling = "raise") -> None:
-        self._on_dangling = on_dangling
+    def __init__(self, on_dangling: OnDangling = "raise", cuda_kernel_limits: bool = True) -> None:
+        self._on_dangling, self._cuda_kernel_limits = on_dangling, cuda_kernel_limits
 
     def __repr__(self) -> str:
         return "CpuGraphDriver"
@@ -135,7 +137,7 @@ class CpuGraphDriver:
     def capture(self, fn: Callable[[], Any], pool: CpuPool | None = None, warmup: int = 1) -> CpuGraph:
         for _ in range(warmup):
             fn()
-        with Recorder().recording() as program:
+        with Recorder(self._cuda_kernel_limits).recording() as program:
             out = fn()
         pool = pool or CpuPool()
         graph = CpuGraph(program, out, pool, self._on_dangling)
@@ -143,7 +145,7 @@ class CpuGraphDriver:
         return graph
 
     def to_host(self, t: torch.Tensor, pinned: bool = False) -> torch.Tensor:
-        return HOST.mark(t.detach().clone(), pinned)
+        return HOST.mark(t.detach().cpu().clone(), pinned)  # .cpu() is what a capture and the guard see
 
     @contextmanager
     def sync_guard(self, forbid: bool = False) -> Iterator[list[Sync]]:

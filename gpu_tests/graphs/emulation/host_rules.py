@@ -22,6 +22,7 @@ from gpu_tests.graphs.driver import (
     DeviceMixError,
     HostCopyError,
     HostReadError,
+    UncapturableKernelError,
     UnsupportedOpError,
 )
 from gpu_tests.graphs.emulation import rules
@@ -67,7 +68,7 @@ def check_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
         if condition is None or condition(args, kwargs):
             return Finding(name, reason, HostReadError)
     if name in rules.UNCAPTURABLE_OPS:
-        return Finding(name, rules.UNCAPTURABLE_OPS[name], UnsupportedOpError)
+        return Finding(name, rules.UNCAPTURABLE_OPS[name], UncapturableKernelError)
     if kwargs.get("generator") is not None:
         return Finding(
             name,

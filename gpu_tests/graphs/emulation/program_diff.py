@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_tests.graphs.emulation.memory import Operand
+from gpu_tests.graphs.emulation.memory import Block, Operand
 from gpu_tests.graphs.emulation.recorder import Node, Program
 
 
 def describe_differences(a: Program, b: Program) -> list[str]:
     """One sentence a difference; empty for equal programs.  Stops at the first op that differs."""
     differences: list[str] = []
+    roles: tuple[dict[Block, int], dict[Block, int]] = ({}, {})
     for i, (x, y) in enumerate(zip(a.nodes, b.nodes, strict=False)):
         if x.op != y.op or x.spec != y.spec:
             return [
                 *differences,
                 f"node {i}: {x.op} ({x.site}) in the first, {y.op} ({y.site}) in the second",
             ]
-        differences += [f"node {i} {x.op} ({x.site}): {words}" for words in _leaf_differences(x, y)]
+        differences += [f"node {i} {x.op} ({x.site}): {words}" for words in _leaf_differences(x, y, roles)]
     if len(a.nodes) != len(b.nodes):
         longer, name = (a, "first") if len(a.nodes) > len(b.nodes) else (b, "second")
         extra = longer.nodes[min(len(a.nodes), len(b.nodes))]
@@ -33,13 +34,19 @@ def describe_differences(a: Program, b: Program) -> list[str]:
     return differences
 
 
-def _leaf_differences(x: Node, y: Node) -> list[str]:
+def _leaf_differences(x: Node, y: Node, roles: tuple[dict[Block, int], dict[Block, int]]) -> list[str]:
     found = []
+    for known, node in zip(roles, (x, y), strict=True):
+        for leaf in (*node.leaves, *node.outs):
+            if isinstance(leaf, Operand):
+                known.setdefault(leaf.block, len(known))
     for i, (u, v) in enumerate(zip(x.leaves, y.leaves, strict=True)):
         if isinstance(u, Operand) and isinstance(v, Operand):
             layouts = [(o.dtype, o.size, o.stride, o.offset) for o in (u, v)]
             if layouts[0] != layouts[1]:
                 found.append(f"operand {i} is {_layout(u)} in the first, {_layout(v)} in the second")
+            elif roles[0][u.block] != roles[1][v.block]:
+                found.append(f"operand {i} is {u.block.label} in the first, {v.block.label} in the second")
         elif not _same(u, v):
             found.append(f"argument {i} is {_show(u)} in the first, {_show(v)} in the second")
     return found
