@@ -26,9 +26,7 @@ def xml(night: Night) -> str:
     """The night as JUnit. What XML cannot hold (control characters, lone surrogates) is replaced."""
     suites = [
         _suite(f"{job} {shard} {suite}".strip(), [_case(test) for test in tests])
-        for (job, shard, suite), tests in groupby(
-            night.tests, key=lambda test: (test.job, test.shard, test.suite)
-        )
+        for (job, shard, suite), tests in groupby(night.tests, key=lambda test: (test.job, test.shard, test.suite))
     ]
     of_tests = {(test.job, test.shard, test.test) for test in night.tests if test.verdict in _ELEMENTS}
     others = [one for one in night.problems if not _is_told(one, of_tests)]
@@ -42,9 +40,7 @@ def xml(night: Night) -> str:
 
 def _is_told(finding: Finding, tests: set[tuple[str, str, str]]) -> bool:
     """True when the testcases of the finding's own tests say it already."""
-    return finding.kind in _ELEMENTS and all(
-        (finding.job, finding.shard, test) in tests for test in finding.tests
-    )
+    return finding.kind in _ELEMENTS and all((finding.job, finding.shard, test) in tests for test in finding.tests)
 
 
 def _case(test: JudgedTest) -> ET.Element:

@@ -18,20 +18,12 @@ _LOG = "read the log of the job"
 KINDS: dict[str, Kind] = {
     # The plan
     "plan-failed": Kind("incomplete", "read the plan job's summary; nothing was selected, so nothing ran"),
-    "plan-missing": Kind(
-        "incomplete", "see whether the plan job kept plan.json; nothing can be judged without it"
-    ),
+    "plan-missing": Kind("incomplete", "see whether the plan job kept plan.json; nothing can be judged without it"),
     "plan-damaged": Kind("incomplete", "take plan.json as the plan job wrote it; it was changed since"),
-    "nothing-selected": Kind(
-        "no-signal", "select at least one job: `nightcap plan --filter` shows what runs"
-    ),
+    "nothing-selected": Kind("no-signal", "select at least one job: `nightcap plan --filter` shows what runs"),
     # GitHub's results against the plan
-    "unknown-job": Kind(
-        "incomplete", "regenerate the workflows: the plan and the gate must know the same jobs"
-    ),
-    "not-in-needs": Kind(
-        "incomplete", "regenerate the workflows: the plan and the gate must know the same jobs"
-    ),
+    "unknown-job": Kind("incomplete", "regenerate the workflows: the plan and the gate must know the same jobs"),
+    "not-in-needs": Kind("incomplete", "regenerate the workflows: the plan and the gate must know the same jobs"),
     "unexpected-skip": Kind("incomplete", "look at the jobs that it waits for, and regenerate the workflows"),
     "unexpected-run": Kind("incomplete", "regenerate the workflows: the job's `if` does not follow the plan"),
     "job-cancelled": Kind("incomplete", "see how long it ran: close to `timeout` means that it was too slow"),
@@ -39,16 +31,12 @@ KINDS: dict[str, Kind] = {
     # Journals against the plan
     "missing-shard": Kind("incomplete", f"{_LOG}, then rerun failed jobs: no journal came from this shard"),
     "wrong-plan": Kind("incomplete", "run the shard at the commit that was planned"),
-    "unplanned-shard": Kind(
-        "incomplete", "judge only the journals of this run; regenerate the workflows if they are"
-    ),
+    "unplanned-shard": Kind("incomplete", "judge only the journals of this run; regenerate the workflows if they are"),
     "unplanned-unit": Kind("incomplete", "rerun the shard: its runner ran what the plan did not give it"),
     "two-journals": Kind("failed", "keep one journal of each attempt; two runs claim to be the same one"),
     "headless-journal": Kind("incomplete", f"{_LOG}: the journal does not say whose it is"),
-    "cut-journal": Kind(
-        "incomplete", f"{_LOG} to see what ended the machine or process, then rerun failed jobs"
-    ),
-    "damaged-journal": Kind("incomplete", "rerun the shard: lines are missing, so a result may be"),
+    "cut-journal": Kind("incomplete", f"{_LOG} to see what ended the machine or process, then rerun failed jobs"),
+    "holed-journal": Kind("incomplete", "rerun the shard: lines are missing, so a result may be"),
     "interrupted": Kind("incomplete", "rerun failed jobs; reaching the job's `timeout` interrupts it, too"),
     "infra": Kind("infra", "check the host with `nightcap doctor`, then rerun failed jobs"),
     "shard-failed": Kind("failed", f"{_LOG}: the runner failed for a reason that is no test's"),
@@ -64,10 +52,9 @@ KINDS: dict[str, Kind] = {
     "no-signal": Kind("no-signal", "see why every test skips: a job without a result tests nothing"),
     # Warnings: shown, never red
     "flaky": Kind("passed", "find out why it failed before it passed; a retry hides a race"),
+    "unreadable-lines": Kind("passed", "look for a full disk or a killed process; every result is there"),
     "unsteady-file": Kind("passed", "find out why the file had to be started again"),
-    "unplanned": Kind(
-        "passed", "plan again at this commit, or accept that the syntax tree does not show them"
-    ),
+    "unplanned": Kind("passed", "plan again at this commit, or accept that the syntax tree does not show them"),
     "quarantined": Kind("passed", "repair the test before its quarantine expires"),
     "note": Kind("passed", "see the journal"),
 }

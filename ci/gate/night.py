@@ -32,7 +32,7 @@ class JobResult(Value):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
     result: str = Field(description="success, failure, cancelled or skipped; a timeout is `cancelled` too.")
-    outputs: dict[str, JsonValue] = Field({})
+    outputs: dict[str, JsonValue] | None = Field({}, description="act writes null for none.")
 
 
 class Finding(Value):

@@ -95,6 +95,9 @@ def _judge_journal(place: Place, shard: Shard, chosen: Headed, findings: list[Fi
             lost[key] = verdict.lost
     findings += _unplanned_units(shard, attempts)
     findings += _notes(chosen.journal)
+    if end and chosen.journal.unreadable:
+        # No red: what such a line said is missed as a hole, or as a lost test, by whatever stands round it.
+        findings.append(finding("unreadable-lines", f"lines that cannot be read: {chosen.journal.unreadable}"))
     cause = _cause(shard, chosen, end, attempts)
     if cause:
         all_lost = tuple(test for names in lost.values() for test in names)
@@ -105,9 +108,7 @@ def _judge_journal(place: Place, shard: Shard, chosen: Headed, findings: list[Fi
         findings.append(finding("no-signal", f"all {tests_text(tests)} were skipped"))
     if end and end.exit_code and not any(one.red or one.kind == "quarantined" for one in findings):
         findings.append(finding("shard-failed", f"the runner left with {end.exit_code}; no test says why"))
-    return ShardVerdict(
-        _judged(place, findings, chosen, seconds=seconds), tuple(tests), _placed(place, findings)
-    )
+    return ShardVerdict(_judged(place, findings, chosen, seconds=seconds), tuple(tests), _placed(place, findings))
 
 
 def _cause(
@@ -122,9 +123,6 @@ def _cause(
         test = f", while {running[0]} ran" if running else ""
         half = ", in the middle of a line" if journal.unreadable else ""
         return finding("cut-journal", f"the journal ends{during}{test}{half}")
-    if journal.unreadable:
-        count = journal.unreadable
-        return finding("damaged-journal", f"{count} line{'s' * (count != 1)} that cannot be read")
     endings = [one.end.ending for several in attempts.values() for one in several[-1:] if one.end]
     if end.interrupted or "interrupted" in endings:
         return finding("interrupted", f"stopped by {end.interrupted or 'a signal'}")
@@ -160,9 +158,7 @@ def _notes(journal: Journal) -> Iterator[Finding]:
             yield finding("note", event.message)
 
 
-def _with_history(
-    verdict: ShardVerdict, place: Place, journals: Sequence[Headed], plan_hash: str
-) -> ShardVerdict:
+def _with_history(verdict: ShardVerdict, place: Place, journals: Sequence[Headed], plan_hash: str) -> ShardVerdict:
     """Tests that passed now and failed in an earlier attempt of the run are flaky, too."""
     latest = verdict.shard.run_attempt
     earlier = [one for one in journals if one.head.run_attempt < latest]
@@ -202,9 +198,7 @@ def _without_journal(
     return ShardVerdict(_judged(place, findings, chosen), tuple(tests), _placed(place, findings))
 
 
-def _judged(
-    place: Place, findings: Sequence[Finding], chosen: Headed | None, seconds: float = 0.0
-) -> JudgedShard:
+def _judged(place: Place, findings: Sequence[Finding], chosen: Headed | None, seconds: float = 0.0) -> JudgedShard:
     return JudgedShard(
         id=place.shard,
         verdict=worst([one.causes for one in findings]),

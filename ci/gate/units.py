@@ -96,9 +96,7 @@ class Attempt:
     def trials(self) -> list[Trial]:
         """Every result, with those that only the ending tells."""
         infra = self.end is not None and self.end.ending == "infra"
-        told = [
-            Trial(one.test, self.number, one.outcome, one.seconds, one.message, infra) for one in self.results
-        ]
+        told = [Trial(one.test, self.number, one.outcome, one.seconds, one.message, infra) for one in self.results]
         if self.end is None or self.end.ending not in _BLAME:
             return told
         blame, why = _BLAME[self.end.ending], ending_text(self.end)
@@ -180,14 +178,15 @@ def judge_unit(place: Place, unit: Unit, attempts: list[Attempt], *, whole: bool
 def _trials(unit: Unit, attempts: list[Attempt]) -> dict[str, list[Trial]]:
     """Every test's results in the order of attempts.
 
-    A process that dies before it collects leaves results of planned ids. When a later attempt tells the
-    parameters, each of them has had that result.
+    What cannot be collected has its results under the planned ids. When another attempt tells the parameters,
+    each of them has had that result.
     """
     trials: dict[str, list[Trial]] = defaultdict(list)
     uncollected: dict[str, list[Trial]] = defaultdict(list)
     for attempt in attempts:
+        collected = frozenset(attempt.collected.tests if attempt.collected else ())
         for trial in attempt.trials:
-            (trials if attempt.collected else uncollected)[trial.test].append(trial)
+            (trials if trial.test in collected else uncollected)[trial.test].append(trial)
     for test in trials:
         early = uncollected.get(test, uncollected.get(base(unit.path, test), []))
         trials[test] = sorted(early + trials[test], key=lambda trial: trial.attempt)
@@ -260,7 +259,7 @@ def _holes(attempts: list[Attempt], trials: Mapping[str, object], *, whole: bool
     numbers = [attempt.number for attempt in attempts]
     missing = sorted(set(range(1, max(numbers, default=0) + 1)) - set(numbers))
     if missing:
-        yield finding("damaged-journal", f"nothing of attempt {missing[0]}, though a later one was made")
+        yield finding("holed-journal", f"nothing of attempt {missing[0]}, though a later one was made")
     for attempt in attempts:
         lines = []
         if not attempt.started:
@@ -270,14 +269,14 @@ def _holes(attempts: list[Attempt], trials: Mapping[str, object], *, whole: bool
         if attempt.end is None and (whole or attempt is not attempts[-1]):
             lines.append("unit_finished")
         if lines:
-            yield finding("damaged-journal", f"attempt {attempt.number} has no line {' and no '.join(lines)}")
+            yield finding("holed-journal", f"attempt {attempt.number} has no line {' and no '.join(lines)}")
         if attempt.collected and attempt.end and attempt.end.ending == "completed":
             ended = {result.test for result in attempt.results}
             # Those without a result anywhere are lost by name.
             gone = tuple(sorted((set(attempt.collected.tests) - ended) & trials.keys()))
             if gone:
                 message = f"attempt {attempt.number} completed without a result of {tests_text(gone)}"
-                yield finding("damaged-journal", message, tests=gone)
+                yield finding("holed-journal", message, tests=gone)
 
 
 def _endings(attempts: list[Attempt]) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ SUITE = "attention"
 Attempt = Mapping[str, Any]
 """`results`: {test: outcome}, where None is a test that started and never ended, `never` one that was
 collected and never started, `twice` one that passed two times; and, where it matters, `ending`, `exit_code`,
-`signal`, `detail`, `deselected`, `collected`."""
+`signal`, `detail`, `deselected`, `collected` (False: the process did not come so far)."""
 
 
 def _make_plan(jobs: Mapping[str, Sequence[Mapping[str, Sequence[str]]] | str], **fields: Any) -> Plan:
@@ -101,18 +101,19 @@ def _events(
     signal: str = "",
     detail: str = "",
     deselected: Sequence[str] = (),
-    collected: bool = True,
+    collected: Sequence[str] | bool = True,
 ) -> list[AnyEvent]:
     common: dict[str, Any] = {"at": 2, "unit": path, "suite": SUITE, "attempt": number}
     events: list[AnyEvent] = [UnitStarted(**common)]
-    if collected:
-        events.append(Collected(**common, tests=tuple(results), deselected=tuple(deselected)))
+    found = (tuple(results) if collected else ()) if isinstance(collected, bool) else tuple(collected)
+    if collected is not False:
+        events.append(Collected(**common, tests=found, deselected=tuple(deselected)))
     for test, outcome in results.items():
         if outcome == "never":
             continue
         times = 2 if outcome == "twice" else 1
         for _ in range(times):
-            if collected:
+            if test in found:
                 events.append(TestStarted(**common, test=test))
             if outcome is not None:
                 told = "passed" if outcome == "twice" else outcome
@@ -121,9 +122,7 @@ def _events(
     if exit_code is None and ending == "completed":
         exit_code = int("failed" in results.values())
     events.append(
-        UnitFinished(
-            **common, ending=ending, exit_code=exit_code, signal=signal, detail=detail, seconds=len(results)
-        )
+        UnitFinished(**common, ending=ending, exit_code=exit_code, signal=signal, detail=detail, seconds=len(results))
     )
     return events
 

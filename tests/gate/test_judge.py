@@ -31,9 +31,7 @@ def verdicts(night: Night) -> dict[str, str]:
 
 
 def results(**jobs: str) -> dict[str, JobResult]:
-    return {
-        key.replace("_", "-"): JobResult(result=result) for key, result in {"plan": "success", **jobs}.items()
-    }
+    return {key.replace("_", "-"): JobResult(result=result) for key, result in {"plan": "success", **jobs}.items()}
 
 
 @pytest.fixture
@@ -128,11 +126,12 @@ def test_a_retry_after_a_crash_at_import_gives_every_parameter_its_first_result(
         "ending": "crashed",
         "collected": False,
     }
-    night = judged(
-        at_import, {"results": {f"{A}[0]": "passed", f"{A}[1]": "passed", B: "passed", C: "passed"}}
-    )
-    assert verdicts(night) == {f"{A}[0]": "flaky", f"{A}[1]": "flaky", B: "flaky", C: "flaky"}
+    ran = {f"{A}[0]": "passed", f"{A}[1]": "passed", B: "passed", C: "passed"}
+    night = judged(at_import, {"results": ran})
+    assert verdicts(night) == dict.fromkeys(ran, "flaky")
     assert night.verdict == "passed"
+    import_error = {"results": {A: "failed", B: "failed", C: "failed"}, "ending": "infra", "collected": ()}
+    assert verdicts(judged(import_error, {"results": ran})) == dict.fromkeys(ran, "flaky")
     again = judged({"results": {A: "passed", f"{B}[0]": "failed", C: "passed"}}, at_import, exit_code=1)
     assert verdicts(again) == {A: "crashed", f"{B}[0]": "crashed", C: "crashed"}
 
@@ -250,17 +249,21 @@ def test_a_journal_without_its_first_line_is_red(plan: Plan, record: Record) -> 
     assert kinds(judge(plan, None, [headless])) == ["headless-journal", "missing-shard"]
 
 
-def test_a_line_that_cannot_be_read_is_red_even_when_every_test_has_a_result(
-    plan: Plan, record: Record
-) -> None:
+def test_a_line_that_cannot_be_read_is_counted_and_red_only_if_it_was_needed(plan: Plan, record: Record) -> None:
     whole = record(plan, "mla", "1-of-1", {F: [{"results": PASSED}]})
-    assert kinds(judge(plan, None, [replace(whole, unreadable=1)])) == ["damaged-journal"]
+    night = judge(plan, None, [replace(whole, unreadable=1)])
+    assert [one.kind for one in night.findings] == ["unreadable-lines"]
+    assert night.verdict == "passed"
+    for line, event in enumerate(whole.events):
+        half = replace(whole, events=whole.events[:line] + whole.events[line + 1 :], unreadable=1)
+        needed = event.event != "test_started"
+        assert (judge(plan, None, [half]).verdict != "passed") == needed, event
 
 
 def test_a_missing_end_of_a_file_is_a_hole(plan: Plan, record: Record) -> None:
     whole = record(plan, "mla", "1-of-1", {F: [{"results": PASSED}]})
     events = tuple(event for event in whole.events if not isinstance(event, UnitFinished))
-    assert kinds(judge(plan, None, [replace(whole, events=events)])) == ["damaged-journal"]
+    assert kinds(judge(plan, None, [replace(whole, events=events)])) == ["holed-journal"]
 
 
 def test_an_interrupted_shard_explains_its_lost_tests_once(judged: Callable[..., Night]) -> None:

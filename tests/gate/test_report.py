@@ -78,9 +78,7 @@ def test_the_console_shows_jobs_then_problems_with_the_worst_last(night: Night) 
 def test_a_green_night_says_so_in_its_last_lines(make_plan: MakePlan, record: Record) -> None:
     plan = make_plan({"mla": [{F: [A]}]})
     night = judge(plan, None, [record(plan, "mla", "1-of-1", {F: [{"results": {A: "passed"}}]})])
-    assert report.text(night).endswith(
-        "\nPASSED: 1 passed of 1 test; 0 of 1 jobs not green; 0 problems\nexit code 0\n"
-    )
+    assert report.text(night).endswith("\nPASSED: 1 passed of 1 test; 0 of 1 jobs not green; 0 problems\nexit code 0\n")
     assert report.annotated(night) == []
 
 
@@ -124,9 +122,7 @@ def stormy(make_plan: MakePlan, record: Record) -> Night:
 
 
 @pytest.mark.parametrize("written", [0, 900 * 1024, SUMMARY_BYTES - 100, SUMMARY_BYTES])
-def test_5000_failures_fit_into_what_the_summary_has_left(
-    stormy: Night, tmp_path: Path, written: int
-) -> None:
+def test_5000_failures_fit_into_what_the_summary_has_left(stormy: Night, tmp_path: Path, written: int) -> None:
     file = tmp_path / "summary"
     file.write_bytes(b"x" * written)
     text = report.markdown(stormy, summary_room(file))
