@@ -215,14 +215,10 @@ def _in_words(o: Observation) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--driver", choices=("cpu", "cuda"), help="observe every snippet with this driver")
     parser.add_argument("--json", type=Path, help="where to write what was observed")
-    parser.add_argument(
-        "--compare", action="store_true", help="compare the emulation with the stored verdicts"
-    )
+    parser.add_argument("--compare", action="store_true", help="compare the emulation with the stored verdicts")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.worker:

@@ -104,9 +104,7 @@ def _node(driver: _Driver, handle: ctypes.c_void_p) -> GraphNode:
 def describe_differences(a: list[GraphNode], b: list[GraphNode]) -> list[str]:
     """One sentence for each node that differs; empty for equal programs."""
     differences = [
-        f"node {i}: {x} in the first, {y} in the second"
-        for i, (x, y) in enumerate(zip(a, b, strict=False))
-        if x != y
+        f"node {i}: {x} in the first, {y} in the second" for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y
     ]
     if len(a) != len(b):
         differences.append(f"{len(a)} nodes in the first, {len(b)} in the second")

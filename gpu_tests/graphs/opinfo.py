@@ -114,16 +114,12 @@ def _judge(name: str, got: list[torch.Tensor], expected: list[torch.Tensor]) -> 
         return Result(name, "exact")
     if all(a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True) for a, b in pairs):
         return Result(name, "close")
-    return Result(
-        name, "wrong", "; ".join(f"{a.flatten()[:4]} instead of {b.flatten()[:4]}" for a, b in pairs)
-    )
+    return Result(name, "wrong", "; ".join(f"{a.flatten()[:4]} instead of {b.flatten()[:4]}" for a, b in pairs))
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     both_nan = (
-        a.isnan() & b.isnan()
-        if a.is_floating_point() or a.is_complex()
-        else torch.zeros_like(a, dtype=torch.bool)
+        a.isnan() & b.isnan() if a.is_floating_point() or a.is_complex() else torch.zeros_like(a, dtype=torch.bool)
     )
     return bool(((a == b) | both_nan).all())
 
@@ -134,9 +130,7 @@ def _case_of(op: Any) -> _Case:
     dtype = next((d for d in (*_DTYPES, *sorted(supported, key=str)) if d in supported), torch.float32)
     torch.manual_seed(1)
     # Two iterators draw from one random stream, so twins have equal layouts and other values.
-    for one, two in itertools.islice(
-        zip(_samples(op, dtype), _samples(op, dtype), strict=False), _MAX_SAMPLES
-    ):
+    for one, two in itertools.islice(zip(_samples(op, dtype), _samples(op, dtype), strict=False), _MAX_SAMPLES):
         first, spec = pytree.tree_flatten((one.input, one.args, one.kwargs))
         second, other_spec = pytree.tree_flatten((two.input, two.args, two.kwargs))
         if spec == other_spec and _same_layout(first, second) and any(_has_data(leaf) for leaf in first):
@@ -156,9 +150,7 @@ def _case_of(op: Any) -> _Case:
 
     def call_factory(leaves: list[Any]) -> Any:
         input_, args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return op.op(
-            input_, *args, **{**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
-        )
+        return op.op(input_, *args, **{**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs)
 
     return _Case(call_factory, leaves, leaves)
 
@@ -200,9 +192,7 @@ def _first_line(error: Exception) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args(argv)
     logging.disable(logging.WARNING)
@@ -218,9 +208,7 @@ def main(argv: list[str] | None = None) -> int:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "torch": torch.__version__,
             "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-            "exact_but_refused_on_cuda": [
-                r.op for r in results if r.verdict == "exact" and r.refused_on_cuda
-            ],
+            "exact_but_refused_on_cuda": [r.op for r in results if r.verdict == "exact" and r.refused_on_cuda],
             "not_exact": [asdict(r) for r in results if r.verdict != "exact"],
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -68,8 +68,4 @@ def name_of(t: torch.Tensor) -> str | None:
 
 
 def _shares(value: object, key: int) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and value.layout == torch.strided
-        and value.untyped_storage()._cdata == key
-    )
+    return type(value) is torch.Tensor and value.layout == torch.strided and value.untyped_storage()._cdata == key

@@ -125,9 +125,7 @@ class Snippet:
 
 def _values(tree: Any) -> list[torch.Tensor]:
     _synchronize()
-    return [
-        leaf.detach().cpu().clone() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)
-    ]
+    return [leaf.detach().cpu().clone() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _close(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

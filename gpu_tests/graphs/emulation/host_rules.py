@@ -41,9 +41,7 @@ class Finding:
     waits: bool = True
 
 
-_PAGEABLE = (
-    "copies pageable host memory to the device; use pinned memory with non_blocking=True, or a fill kernel"
-)
+_PAGEABLE = "copies pageable host memory to the device; use pinned memory with non_blocking=True, or a fill kernel"
 _BLOCKING = "a copy between host and device without non_blocking=True waits for the device"
 _TO_PAGEABLE = "copies device memory to pageable host memory"
 
@@ -79,9 +77,7 @@ def check_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     if name in ("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"):
         return _check_index(name, args)
     if name == "aten.copy_":
-        return _check_copy(
-            args[0], args[1], bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False)
-        )
+        return _check_copy(args[0], args[1], bool(args[2]) if len(args) > 2 else kwargs.get("non_blocking", False))
     return _check_host_operands(func, args, kwargs)
 
 
@@ -111,9 +107,7 @@ def _check_copy(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> Fin
     return None if non_blocking else Finding("aten.copy_", _BLOCKING, HostCopyError)
 
 
-def _check_host_operands(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Finding | None:
+def _check_host_operands(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finding | None:
     hosts = [t for t in tensors_in((args, kwargs)) if is_host(t)]
     if not hosts:
         return None
@@ -150,9 +144,7 @@ class PythonCalls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
         if not isinstance(first, torch.Tensor):
-            return (
-                self._factory(func, name, args, kwargs) if name in rules.FACTORIES else func(*args, **kwargs)
-            )
+            return self._factory(func, name, args, kwargs) if name in rules.FACTORIES else func(*args, **kwargs)
         if not has_storage(first):
             return func(*args, **kwargs)
         if name in ("to", "cpu"):
@@ -171,14 +163,10 @@ class PythonCalls(TorchFunctionMode):
             return _one_hot(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _factory(
-        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _factory(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from_data = name in rules.FROM_PYTHON_DATA
         if from_data and not all(is_host(t) for t in tensors_in((args, kwargs))):
-            self.mode.found(
-                Finding(f"torch.{name}", "reads device tensors inside a list on the host", HostReadError)
-            )
+            self.mode.found(Finding(f"torch.{name}", "reads device tensors inside a list on the host", HostReadError))
         if _is_host_device(kwargs.get("device")):
             with self.mode.host_section():
                 out = func(*args, **kwargs)
@@ -247,9 +235,7 @@ class HostAwareMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._host_depth:
             return func(*args, **kwargs)
-        if (
-            func is torch.ops.aten.lift_fresh.default
-        ):  # a tensor that torch built from Python data on the host
+        if func is torch.ops.aten.lift_fresh.default:  # a tensor that torch built from Python data on the host
             return func(*args) if self.knows(args[0]) else HOST.mark(func(*args))
         tensors = tensors_in((args, kwargs))
         if tensors and all(is_host(t) for t in tensors):

@@ -166,6 +166,4 @@ def has_storage(t: torch.Tensor) -> bool:
 
 def require_storage(t: torch.Tensor, op: str, site: str) -> None:
     if not has_storage(t):
-        raise UnsupportedOpError(
-            op, f"the emulation knows strided tensors only, this one is {t.layout}", site
-        )
+        raise UnsupportedOpError(op, f"the emulation knows strided tensors only, this one is {t.layout}", site)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from gpu_tests.graphs.driver import CaptureError, ReplayError, UncapturableKernelError
+from gpu_tests.graphs.driver import ReplayError, UncapturableKernelError
 from gpu_tests.graphs.emulation import rules
 from gpu_tests.graphs.emulation.host_rules import Finding, HostAwareMode, PythonCalls, is_host, tensors_in
 from gpu_tests.graphs.emulation.memory import (
@@ -70,8 +70,7 @@ class Node:
                 continue
             if out.size != tuple(result.size()):
                 raise ReplayError(
-                    f"{self.site}: {self.op} gave shape {list(result.size())} at replay, "
-                    f"{list(out.size)} at capture"
+                    f"{self.site}: {self.op} gave shape {list(result.size())} at replay, {list(out.size)} at capture"
                 )
             out.tensor().copy_(result)
 
@@ -151,17 +150,15 @@ class Recorder(HostAwareMode):
         """Record `fn` as one node.  What it writes is unknown, so every operand is put back afterwards."""
         name, site = getattr(fn, "__qualname__", repr(fn)), user_site()
         inputs = tensors_in((args, kwargs))
-        leaves, spec = self._freeze(args, kwargs)
-        self._save(inputs)
         with _modes_off():
+            leaves, spec = self._freeze(args, kwargs)
+            self._save(inputs)
             result = fn(*args, **kwargs)
         outs = self._outputs(tensors_in(result), inputs, name, site)
         self.program.nodes.append(Node(name, fn, leaves, spec, outs, site))
         return result
 
-    def _freeze(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
+    def _freeze(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], pytree.TreeSpec]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         return tuple(self._leaf(leaf) for leaf in leaves), spec
 
@@ -205,9 +202,7 @@ class Recorder(HostAwareMode):
         return tuple(outs)
 
 
-def _written(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[torch.Tensor]:
+def _written(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The operands that the op writes, by its schema and by `rules.HIDDEN_WRITES`."""
     written: list[torch.Tensor] = []
     for i, argument in enumerate(func._schema.arguments):
@@ -237,14 +232,12 @@ def _execute(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
         try:
             return func(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
-            if isinstance(error, CaptureError):
+            if rules.DATA_ERRORS.search(str(error)) is None:
                 raise
             return _layout_only(func, args, kwargs, error)
 
 
-def _layout_only(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-) -> Any:
+def _layout_only(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
     """Results with the layout that the op would give and arbitrary contents; re-raises a failure of
     shapes.
     """

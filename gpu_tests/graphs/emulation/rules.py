@@ -7,6 +7,7 @@ table. Names are aten packets (`aten.svd`), or Python methods where the CPU neve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -89,9 +90,7 @@ def _without_range(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _differs_from_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """`torch.equal` short-cuts, before any read, on the same tensor and on unequal shapes."""
     a, b = args
-    return a.shape == b.shape and not (
-        a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.dtype == b.dtype
-    )
+    return a.shape == b.shape and not (a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.dtype == b.dtype)
 
 
 Condition = Callable[[tuple[Any, ...], dict[str, Any]], bool]
@@ -162,6 +161,9 @@ HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
     "aten.cudnn_batch_norm": (3, 4),
     "aten._batch_norm_with_update": (3, 4),
 }
+
+# How CPU kernels complain about data; CUDA kernels do so with a device-side assert, when they run.
+DATA_ERRORS = re.compile(r"out of (range|bounds)|probability|multinomial distribution|index \S+ is")
 
 
 def packet_name(func: torch._ops.OpOverload) -> str:
