@@ -120,9 +120,7 @@ class _Builder:
         for pattern in decl.files:
             where = f"suites.{name}.files"
             if not _inside(pattern):
-                self._problem(
-                    where, f"{pattern!r} leaves the repository", "write it from the repository's root"
-                )
+                self._problem(where, f"{pattern!r} leaves the repository", "write it from the repository's root")
                 continue
             matched = sorted(
                 PurePosixPath(path).as_posix()
@@ -130,9 +128,7 @@ class _Builder:
                 if (self.root / path).is_file()
             )
             if not matched and decl.allow_empty is None:
-                self._problem(
-                    where, f"{pattern!r} matches no file", "correct or remove it, or say allow_empty"
-                )
+                self._problem(where, f"{pattern!r} matches no file", "correct or remove it, or say allow_empty")
             for path in matched:
                 if path in found:
                     message = f"{path} is listed twice, by {found[path]!r} and {pattern!r}"

@@ -185,9 +185,7 @@ class Durations:
         return dict(ratios)
 
 
-def updated(
-    old: Durations, runs: Iterable[Run], *, known: Mapping[str, Collection[str]] | None = None
-) -> Durations:
+def updated(old: Durations, runs: Iterable[Run], *, known: Mapping[str, Collection[str]] | None = None) -> Durations:
     """`old` with what `runs` add; a run that is there already changes nothing.
 
     Only passed runs count that were not mostly skipped. `known` has the files of each suite that there are

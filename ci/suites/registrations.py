@@ -37,12 +37,9 @@ def backend_registration(call: ast.Call, callee: str) -> SuiteUse:
         raise Unreadable(call, f"{callee}: est_time={est!r} is no number of seconds", "write est_time=90")
     if disabled is not None and not isinstance(disabled, str):
         raise Unreadable(call, f"{callee}: disabled={disabled!r} is no reason", 'write disabled="why"')
-    return SuiteUse(
-        suite=suite_name(call, callee, suite), line=call.lineno, est=float(est), disabled=disabled
-    )
+    return SuiteUse(suite=suite_name(call, callee, suite), line=call.lineno, est=float(est), disabled=disabled)
 
 
 REGISTRATIONS: dict[str, Adapter] = {
-    f"register_{backend}_ci": backend_registration
-    for backend in ("cpu", "cuda", "amd", "npu", "xpu", "musa", "mlx")
+    f"register_{backend}_ci": backend_registration for backend in ("cpu", "cuda", "amd", "npu", "xpu", "musa", "mlx")
 }

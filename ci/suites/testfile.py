@@ -130,9 +130,7 @@ class _Reader:
         marked = [use for use in self.uses if use not in registered]
         if marked and not tests and not self.dynamic:
             message = f"names suite {marked[0].suite!r}, but pytest would find no test here"
-            self.problems.append(
-                Problem(self.path, marked[0].line, "suite", message, "add a test or remove it")
-            )
+            self.problems.append(Problem(self.path, marked[0].line, "suite", message, "add a test or remove it"))
         return TestFile(
             path=self.path,
             uses=tuple(sorted(set(self.uses), key=lambda use: (use.line, use.suite))),
@@ -158,9 +156,7 @@ class _Reader:
                     self.dynamic = True
             case ast.Import() | ast.ImportFrom():
                 names = (alias.asname or alias.name for alias in node.names)
-                self.dynamic |= any(
-                    _looks_like_test(name) and not name.endswith("TestCase") for name in names
-                )
+                self.dynamic |= any(_looks_like_test(name) and not name.endswith("TestCase") for name in names)
             case ast.Assign() | ast.AnnAssign():
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     name = getattr(target, "id", "")

@@ -32,9 +32,7 @@ def messages(built: Catalogue) -> list[str]:
 
 
 def test_a_suite_of_markers_has_the_files_the_tests_and_the_highest_needs(tmp_path: Path) -> None:
-    mark = (
-        "import pytest\npytestmark = pytest.mark.suite('a', gpus={}, min_sm={}, est='{}')\ndef test_x(): ..."
-    )
+    mark = "import pytest\npytestmark = pytest.mark.suite('a', gpus={}, min_sm={}, est='{}')\ndef test_x(): ..."
     tree(
         tmp_path,
         test_one=mark.format(1, 80, "90s"),
@@ -72,9 +70,7 @@ def test_globs_take_files_of_any_name_and_scripts_have_no_tests(tmp_path: Path) 
         kernels__deep__c="def test_c(): ...",
     )
     (tmp_path / "kernels/bench.sh").write_text("true")
-    decl = SuiteDecl(
-        files=["kernels/*.py", "kernels/*.sh", "kernels/deep/**/*.py"], gpus=2, min_sm=90, est="40s"
-    )
+    decl = SuiteDecl(files=["kernels/*.py", "kernels/*.sh", "kernels/deep/**/*.py"], gpus=2, min_sm=90, est="40s")
     built = build(tmp_path, kernels=decl)
     assert not built.problems
     suite = built.suites["kernels"]
@@ -174,8 +170,7 @@ def test_a_declaration_without_files_adds_needs_to_the_suite_that_tests_name(tmp
 def test_a_suite_declared_with_files_and_named_by_tests_is_a_problem(tmp_path: Path) -> None:
     tree(tmp_path, test_a="import pytest\npytestmark = pytest.mark.suite('s')\ndef test_a(): ...")
     assert messages(build(tmp_path, s=SuiteDecl(files=["test_a.py"]))) == [
-        "workflows/n.yml: suites.s: is declared here with files or a command, "
-        "and test_a.py:2 names the same suite"
+        "workflows/n.yml: suites.s: is declared here with files or a command, and test_a.py:2 names the same suite"
     ]
 
 

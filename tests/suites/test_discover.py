@@ -282,12 +282,8 @@ def test_a_file_of_helpers_holds_no_tests() -> None:
     assert file == TestFile("test_a.py")
 
 
-@pytest.mark.parametrize(
-    "source", [b"def test_(:\n", b"x = 1\0", b"# coding: nonsense\n", b"\xff\xfe\n", b"(" * 999]
-)
-def test_a_file_that_is_not_python_is_a_problem_and_the_others_are_read(
-    tmp_path: Path, source: bytes
-) -> None:
+@pytest.mark.parametrize("source", [b"def test_(:\n", b"x = 1\0", b"# coding: nonsense\n", b"\xff\xfe\n", b"(" * 999])
+def test_a_file_that_is_not_python_is_a_problem_and_the_others_are_read(tmp_path: Path, source: bytes) -> None:
     (tmp_path / "test_bad.py").write_bytes(source)
     (tmp_path / "test_good.py").write_text("def test_a(): ...")
     found = discover(tmp_path)
@@ -316,9 +312,7 @@ def test_hidden_folders_environments_and_build_output_are_not_entered(tmp_path: 
 
 
 def test_reading_runs_nothing_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\ndef test_a(): ..."
-    )
+    (tmp_path / "test_a.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\ndef test_a(): ...")
     assert len(discover(tmp_path).files[0].tests) == 1
     assert not (tmp_path / "ran").exists()
 

@@ -44,16 +44,11 @@ def test_failed_mostly_skipped_and_impossible_runs_do_not_count() -> None:
         run(float("inf"), 6),
     ]
     assert updated(Durations(), runs) == Durations()
-    assert (
-        updated(Durations(), [*runs, run(50, 7, skipped_share=0.5)]).entries[Key("s", "h200", "a.py")].seconds
-        == 50
-    )
+    assert updated(Durations(), [*runs, run(50, 7, skipped_share=0.5)]).entries[Key("s", "h200", "a.py")].seconds == 50
 
 
 def test_only_the_newest_runs_count_and_the_order_of_the_runs_does_not() -> None:
-    runs = [run(1000, when) for when in range(KEPT_SAMPLES)] + [
-        run(10, 100 + when) for when in range(KEPT_SAMPLES)
-    ]
+    runs = [run(1000, when) for when in range(KEPT_SAMPLES)] + [run(10, 100 + when) for when in range(KEPT_SAMPLES)]
     kept = updated(Durations(), runs)
     assert kept.entries[Key("s", "h200", "a.py")].seconds == 10
     random.Random(0).shuffle(runs)
@@ -129,15 +124,11 @@ def test_the_file_is_sorted_with_one_line_a_test_file() -> None:
 
 
 names = st.text(min_size=1, max_size=8)
-runs = st.builds(
-    Run, names, names, names, st.floats(0.01, 1e6), st.booleans(), st.floats(0, 1), st.integers(0, 2**40)
-)
+runs = st.builds(Run, names, names, names, st.floats(0.01, 1e6), st.booleans(), st.floats(0, 1), st.integers(0, 2**40))
 
 
 @given(st.lists(runs, max_size=20))
-def test_the_file_reads_back_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[Run]
-) -> None:
+def test_the_file_reads_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, runs: list[Run]) -> None:
     path = tmp_path_factory.mktemp("durations") / "durations.json"
     kept = updated(Durations(), runs)
     path.write_bytes(kept.dump().encode())
@@ -168,9 +159,7 @@ def test_no_file_means_no_times_yet(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_of_another_form_is_an_error_with_the_place(
-    tmp_path: Path, text: str, field: str, message: str
-) -> None:
+def test_a_file_of_another_form_is_an_error_with_the_place(tmp_path: Path, text: str, field: str, message: str) -> None:
     (tmp_path / "durations.json").write_text(text)
     with pytest.raises(SpecError) as caught:
         Durations.load(tmp_path / "durations.json")
