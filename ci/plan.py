@@ -287,7 +287,7 @@ def _shards(key: str, job: Job, suites: list[Suite], durations: Durations) -> tu
                 files[f"{suite.name}:{file.path}"] = (suite, replace(file, tests=tuple(kept)), estimate)
     items = [Item(id=one, seconds=estimate.seconds) for one, (_, _, estimate) in files.items()]
     count = job.shards if isinstance(job.shards, int) else count_for(items, job.shards.target, job.shards.max)
-    parts = [[files[one] for one in part.ids] for part in assign(items, count)]
+    parts = [[files[item.id] for item in part.items] for part in assign(items, count)]
     if everywhere:
         parts += [[] for _ in range(count - len(parts))]
     guessed = Counter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -19,7 +20,7 @@ from ci.gate import judge, load_needs, load_plan, load_results, report
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def command(
-    project: Project, plan_file: Path, results: Path, needs: click.utils.LazyFile | None, markdown: bool, as_json: bool
+    project: Project, plan_file: Path, results: Path, needs: TextIO | None, markdown: bool, as_json: bool
 ) -> None:
     """The night's verdict from a plan and the journals.
 

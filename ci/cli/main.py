@@ -91,6 +91,7 @@ def cli(ctx: click.Context, root: Path, today: str | None) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is printed, never shown as a traceback."""
+    from ci.spec.filter import FilterError
     from ci.spec.problems import SpecError
 
     try:
@@ -98,7 +99,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
-    except SpecError as error:
+    except (SpecError, FilterError) as error:
         click.echo(f"{len(error.problems)} problem{'s' * (len(error.problems) != 1)}:", err=True)
         for problem in error.problems:
             click.echo(f"  {problem}", err=True)

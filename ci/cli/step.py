@@ -22,7 +22,7 @@ from ci.cli.main import EXIT_USAGE
 from ci.cli.project import Project
 from ci.gate import Night, judge, load_needs, load_plan, load_results
 from ci.gate import report as gate_report
-from ci.gha.commands import Annotation, annotations, append_summary, inert, summary_room, write_outputs
+from ci.gha.commands import Annotation, append_summary, inert, shown, summary_room, write_outputs
 from ci.plan import Plan, PlannedJob
 from ci.spec.filter import FilterError
 from ci.spec.models import format_duration
@@ -91,7 +91,7 @@ def _plan(project: Project, step: Step) -> int:
     except (SpecError, FilterError) as error:
         problems = [str(problem) for problem in error.problems]
         _tell(step, ["## The plan failed: nothing runs", *(f"- {_code(problem)}" for problem in problems)])
-        for one in annotations([Annotation("error", "plan", problem) for problem in problems], where="see the log"):
+        for one in shown([Annotation("error", "plan", problem) for problem in problems], where="see the log"):
             click.echo(one)
         click.echo(inert("\n".join(problems)), err=True)
         return EXIT_USAGE
@@ -164,11 +164,15 @@ def _set_up(job: PlannedJob) -> None:
 def _gate(project: Project, step: Step) -> int:
     plan = _latest_plan() if ARTIFACTS.is_dir() else None
     journals = load_results(ARTIFACTS) if ARTIFACTS.is_dir() else []
-    night = judge(plan, load_needs(step.needs) if step.needs else None, journals)
+    try:
+        results = load_needs(step.needs) if step.needs else None
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    night = judge(plan, results, journals)
     write_verdict(night, OUT)
     if step.summary:
         append_summary(step.summary, gate_report.markdown(night, summary_room(step.summary)))
-    for one in gate_report.annotations(night):
+    for one in gate_report.annotated(night):
         click.echo(one)
     click.echo(inert(gate_report.text(night)))
     return night.exit_code

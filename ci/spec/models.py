@@ -283,7 +283,7 @@ class Job(Model):
     select: Literal["filter", "always"] = Field(
         "filter", description="`always`: runs whatever the filter selects, unless a `!term` removes it."
     )
-    aliases: list[JobKey] = Field([], description="Older names; filters still know them.")
+    aliases: list[Name] = Field([], description="Other or older names that filters know; they may begin with a digit.")
     tags: list[JobTag] = []
     timeout: Duration | None = None
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
