@@ -463,11 +463,12 @@ def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
             window_left=-2,
             sinks=torch.zeros(3, device=kernel.device),
             out=launch.out[..., :8],
-            o_scale=1.0,
+            o_scale=2.0,
+            uses_shared_paged_kv_idx=True,
         )
     message = str(caught.value)
     for line in (
-        "o_scale: got 1.0, must be None",
+        "o_scale: got 2.0, must be 1.0: it is not implemented",
         "seq_lens: got int64, must be int32",
         "block_tables: got strides [6, 2], must be 1 in the last dimension",
         "max_seq_len: got 100000, must be 1 to 48, what 3 pages of 16 hold",

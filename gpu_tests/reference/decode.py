@@ -16,7 +16,7 @@ Where this reference says more than FlashInfer does:
   an unfilled length buffer shows; `safe` writes 0 and LSE -inf. A row that sees no key for another reason
   (more query tokens than keys) is 0 with LSE -inf under both.
 * Only the rows that the offsets cover are written.
-* Arguments of FlashInfer that are not implemented are refused unless they are None.
+* Arguments of FlashInfer that are not implemented are refused unless they hold FlashInfer's default.
 
 LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink. Both backends give each request the same
 bits whatever else is in the batch, as long as batch size, `max_q_len` and `max_seq_len` stay the same.
@@ -46,6 +46,17 @@ Backend = Literal["auto", "triton", "torch"]
 EmptyRows = Literal["strict", "safe"]
 Scale = float | Tensor
 
+# Arguments of FlashInfer 0.7 that select nothing here, with their defaults.
+DEFAULTS_ONLY: dict[str, object] = {
+    "o_scale": 1.0,
+    "uses_shared_paged_kv_idx": True,
+    "is_var_seq": True,
+    "enable_block_sparse_attention": False,
+    "enable_dcp": False,
+    "cp_world": 1,
+    "cp_rank": 0,
+}
+
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -60,6 +71,7 @@ def trtllm_batch_decode_with_kv_cache(
     bmm2_scale: Scale = 1.0,
     window_left: int = -1,
     out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     *,
     sinks: Tensor | None = None,
     kv_layout: Literal["HND", "NHD"] = "HND",
@@ -71,6 +83,7 @@ def trtllm_batch_decode_with_kv_cache(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
+    enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Decode attention of `query` [num_tokens, H, D] over a paged cache; `out` [num_tokens, H, Dv].
@@ -86,17 +99,19 @@ def trtllm_batch_decode_with_kv_cache(
       equal values.
     * bmm1_scale, bmm2_scale: of the scores (softmax scale included) and of the output; floats are frozen in a
       graph, one-element fp32 tensors are read at replay.
+    * out, out_dtype: where and in which dtype to write; by default a new tensor in the dtype of the query.
     * window_left: keys left of the query's own that stay visible; -1 for no window.
     * sinks: fp32 [H], natural-log logits.
     * q_len_per_req: query tokens of every request. For ragged queries pass None, `cum_seq_lens_q` int32 [B +
       1] and `max_q_len`.
     * mask: uint16 [B, max_q_len, 2 * ceil(max_q_len / 32)] from `pack_mask`: bit j of row i lets query i see
       draft token j.
+    * enable_pdl: a hint about scheduling, without effect here.
 
     Returns `out`, or `(out, lse)` with `return_lse`. Raises KernelPreconditionError.
     """
     problems = Problems("trtllm_batch_decode_with_kv_cache")
-    problems.unsupported(unsupported)
+    problems.defaults_only(unsupported, DEFAULTS_ONLY)
     k, v = _split_kv(kv_cache, kv_layout, problems)
     launch = _Launch(
         query=query,
@@ -115,6 +130,10 @@ def trtllm_batch_decode_with_kv_cache(
         window_left=window_left,
         empty_rows=empty_rows,
     )
+    if out is None:
+        out = query.new_empty(*query.shape[:-1], v.shape[-1], dtype=out_dtype)
+    elif out_dtype is not None:
+        problems.unless(out.dtype == out_dtype, "out", out.dtype, f"{out_dtype}, as out_dtype says")
     result = launch.run(out, lse, workspace_buffer, backend, problems)
     return result if return_lse else result[0]
 
@@ -142,6 +161,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
+    enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """MLA decode over a paged latent cache.
@@ -156,7 +176,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     `trtllm_batch_decode_with_kv_cache`.
     """
     problems = Problems("trtllm_batch_decode_with_kv_cache_mla")
-    problems.unsupported(unsupported)
+    problems.defaults_only(unsupported, DEFAULTS_ONLY)
     problems.unless(sparse_mla_top_k == 0, "sparse_mla_top_k", sparse_mla_top_k, "0 (dense)")
     width = kv_lora_rank + qk_rope_head_dim
     layout_fits = kv_cache.dim() == 3 or (kv_cache.dim() == 4 and kv_cache.shape[1] == 1)
@@ -187,9 +207,10 @@ def trtllm_batch_decode_with_kv_cache_mla(
         window_left=-1,
         empty_rows=empty_rows,
     )
-    flat_out = out.flatten(0, 1) if out is not None and uniform else out
-    flat_out, lse = launch.run(flat_out, lse, workspace_buffer, backend, problems)
-    out = flat_out.view(*query.shape[:-1], kv_lora_rank)
+    if out is None:
+        out = query.new_empty(*query.shape[:-1], kv_lora_rank)
+    flat_out = out.flatten(0, 1) if uniform else out
+    _, lse = launch.run(flat_out, lse, workspace_buffer, backend, problems)
     return (out, lse) if return_lse else out
 
 
@@ -235,7 +256,7 @@ class _Launch:
 
     def run(
         self,
-        out: Tensor | None,
+        out: Tensor,
         lse: Tensor | None,
         workspace: Tensor | None,
         backend: Backend,
@@ -245,8 +266,6 @@ class _Launch:
         if self.query.dim() != 3:
             problems.raise_if_any()
         num_tokens, num_heads, _ = self.query.shape
-        if out is None:
-            out = self.query.new_empty(num_tokens, num_heads, self.head_dim_v)
         if lse is None:
             lse = self.query.new_empty(num_tokens, num_heads, dtype=torch.float32)
         self._check(problems, out, lse)

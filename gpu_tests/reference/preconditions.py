@@ -22,9 +22,14 @@ class Problems:
         if not holds:
             self._lines.append(f"{argument}: got {got}, must be {allowed}")
 
-    def unsupported(self, arguments: dict[str, object]) -> None:
+    def defaults_only(self, arguments: dict[str, object], defaults: dict[str, object]) -> None:
+        """Arguments that are not implemented may hold their default in `defaults`, or None if they have none
+        there.
+        """
         for name, value in arguments.items():
-            self.unless(value is None, name, value, "None: this reference does not implement it")
+            default = defaults.get(name)
+            fits = value is None or (type(value) is type(default) and value == default)
+            self.unless(fits, name, value, f"{default}: it is not implemented")
 
     def tensor(
         self,
