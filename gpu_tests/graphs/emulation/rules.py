@@ -163,7 +163,9 @@ HIDDEN_WRITES: dict[str, tuple[int, ...]] = {
 }
 
 # How CPU kernels complain about data; CUDA kernels do so with a device-side assert, when they run.
-DATA_ERRORS = re.compile(r"out of (range|bounds)|probability|multinomial distribution|index \S+ is")
+DATA_ERRORS = re.compile(
+    r"out of (range|bounds|DATA bounds)|probability tensor|multinomial distribution|p_in >= 0|ones in mask"
+)
 
 
 def packet_name(func: torch._ops.OpOverload) -> str:
