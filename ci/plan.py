@@ -10,8 +10,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -138,6 +138,24 @@ def shard_index(text: str) -> tuple[int, int]:
             if 1 <= int(index) <= int(count):
                 return int(index), int(count)
     raise ValueError(f"{text!r} is no shard: write it as 2/4 (or 2-of-4), from 1 to the count")
+
+
+SHARD_START = 60.0
+"""Seconds before a shard's first test: checkout and installation. They count when the number of shards is chosen."""
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """A file of a suite with the time that it is predicted to take on the job's pool."""
+
+    suite: Suite
+    file: SuiteFile
+    estimate: Estimate
+
+    @property
+    def item(self) -> Item:
+        """What is divided among the shards. A file that two suites of a job name is two items."""
+        return Item(id=f"{self.suite.name}:{self.file.path}", seconds=self.estimate.seconds)
 
 
 def make_plan(
@@ -272,63 +290,72 @@ def _shards(key: str, job: Job, suites: list[Suite], durations: Durations) -> tu
     if job.commands:
         unit = Unit(suite="", kind="command", path=key, tests=(key,), seconds=0, command="\n".join(job.commands))
         return [Shard(index=1, count=1, seconds=0, units=(unit,))], []
-    files: dict[str, tuple[Suite, SuiteFile, Estimate]] = {}
-    everywhere: list[Suite] = []
-    notes = [f"suite {suite.name} is empty: {_why_empty(suite)}" for suite in suites if not suite.files]
-    for suite in suites:
-        if suite.kind == "command" and suite.decl and not suite.decl.manifest:
-            everywhere.append(suite)
-            continue
-        for file in suite.files:
-            kept = [test for test in file.tests if not set(test.marks) & set(job.exclude_marks)]
-            if kept or file.dynamic or file.kind != "pytest":
-                others = [other.est for other in suite.files if other.est is not None]
-                estimate = durations.seconds(suite.name, job.pool or "", file.path, file.est, others=others)
-                files[f"{suite.name}:{file.path}"] = (suite, replace(file, tests=tuple(kept)), estimate)
-    items = [Item(id=one, seconds=estimate.seconds) for one, (_, _, estimate) in files.items()]
-    count = job.shards if isinstance(job.shards, int) else count_for(items, job.shards.target, job.shards.max)
-    parts = [[files[item.id] for item in part.items] for part in assign(items, count)]
+    files = job_files(job, suites, durations)
+    items = [file.item for file in files]
+    if isinstance(job.shards, int):
+        count = job.shards
+    else:
+        count = count_for(items, job.shards.target, job.shards.max, per_shard=SHARD_START)
+    by_id = {file.item.id: file for file in files}
+    parts = [[by_id[item.id] for item in part.items] for part in assign(items, count)] if items else []
+    everywhere = [suite for suite in suites if _shards_itself(suite)]
     if everywhere:
-        parts += [[] for _ in range(count - len(parts))]
+        parts += [[] for _ in range(max(count, 1) - len(parts))]
+    notes = [f"suite {suite.name} is empty: {_why_empty(suite)}" for suite in suites if not suite.files]
     guessed = Counter(
-        f"{suite.name}: {estimate.note}"
-        for suite, _, estimate in files.values()
-        if estimate.source not in ("measured", "declared")
+        f"{file.suite.name}: {file.estimate.note}"
+        for file in files
+        if file.estimate.source not in ("measured", "declared")
     )
     notes += [f"predicted time of {count} files of {note}" for note, count in sorted(guessed.items())]
-    total = len(parts)
-    return [_shard(index, total, part, everywhere) for index, part in enumerate(parts, 1)], notes
+    return [_shard(index, len(parts), part, everywhere) for index, part in enumerate(parts, 1)], notes
 
 
-def _shard(
-    index: int, count: int, part: list[tuple[Suite, SuiteFile, Estimate]], everywhere: list[Suite]
-) -> Shard:
+def job_files(job: Job, suites: Iterable[Suite], durations: Durations) -> list[JobFile]:
+    """What a job divides among its shards, in the order of its suites, without tests that it excludes."""
+    found = []
+    for suite in suites:
+        others = [other.est for other in suite.files if other.est is not None]
+        for file in () if _shards_itself(suite) else suite.files:
+            kept = tuple(test for test in file.tests if not set(test.marks) & set(job.exclude_marks))
+            if kept or file.dynamic or file.kind != "pytest":
+                estimate = durations.seconds(suite.name, job.pool or "", file.path, file.est, others=others)
+                found.append(JobFile(suite, replace(file, tests=kept), estimate))
+    return found
+
+
+def _shards_itself(suite: Suite) -> bool:
+    """An external command without a manifest runs in every shard and divides its tests by the shard's number."""
+    return bool(suite.kind == "command" and suite.decl and not suite.decl.manifest)
+
+
+def _shard(index: int, count: int, part: list[JobFile], everywhere: list[Suite]) -> Shard:
     units = [
         Unit(
-            suite=suite.name,
-            kind=file.kind,
-            path=file.path,
-            tests=tuple(test.id for test in file.tests) if file.kind == "pytest" else (file.path,),
-            seconds=round(estimate.seconds, 3),
+            suite=one.suite.name,
+            kind=one.file.kind,
+            path=one.file.path,
+            tests=tuple(test.id for test in one.file.tests) if one.file.kind == "pytest" else (one.file.path,),
+            seconds=round(one.estimate.seconds, 3),
         )
-        for suite, file, estimate in part
-        if file.kind != "command"
+        for one in part
+        if one.file.kind != "command"
     ]
-    commands: dict[str, list[tuple[Suite, SuiteFile, Estimate]]] = {}
+    commands: dict[str, list[JobFile]] = {suite.name: [] for suite in everywhere}
     for one in part:
-        if one[1].kind == "command":
-            commands.setdefault(one[0].name, []).append(one)
+        if one.file.kind == "command":
+            commands.setdefault(one.suite.name, []).append(one)
     label = f" {index}-of-{count}" if count > 1 else ""
-    units += [_command(own[0][0], label, own) for own in commands.values()]
-    units += [_command(suite, label, []) for suite in everywhere]
+    suites = {suite.name: suite for suite in [*everywhere, *(one.suite for one in part)]}
+    units += [_command(suites[name], label, own) for name, own in commands.items()]
     return Shard(index=index, count=count, seconds=round(sum(unit.seconds for unit in units), 3), units=tuple(units))
 
 
-def _command(suite: Suite, label: str, estimates: list[tuple[Suite, SuiteFile, Estimate]]) -> Unit:
+def _command(suite: Suite, label: str, files: list[JobFile]) -> Unit:
     """One call of an external command; its exit code is the only result unless manifest and JUnit name them all."""
     decl = suite.decl or SuiteDecl()
-    items = tuple(sorted(file.path for _, file, _ in estimates))
-    seconds = sum(estimate.seconds for _, _, estimate in estimates) if items else float(decl.est or 0)
+    items = tuple(sorted(one.file.path for one in files))
+    seconds = sum(one.estimate.seconds for one in files) if items else float(decl.est or 0)
     return Unit(
         suite=suite.name,
         kind="command",

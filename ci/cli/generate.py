@@ -50,8 +50,7 @@ def command(project: Project, check: bool, as_json: bool) -> None:
 
 def _changes(project: Project) -> list[Change]:
     specs = project.specs()
-    found = [one for name in specs.workflows for one in suite_problems(specs, name, project.catalogue(name))]
-    if found:
+    if found := [one for name in specs.workflows for one in suite_problems(specs, name, project.catalogue(name))]:
         raise SpecError(found)
     files = render(specs, project.root)
     if beyond := list(problems(specs, files)):

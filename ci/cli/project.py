@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from ci.plan import Plan, make_plan
+from ci.plan import Plan, make_plan, suite_problems
 from ci.spec.loader import Specs, load
-from ci.spec.problems import did_you_mean
+from ci.spec.models import Job
+from ci.spec.problems import SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, catalogue
 from ci.suites.discover import discover
 from ci.suites.durations import Durations
@@ -40,6 +41,20 @@ class Project:
     def catalogue(self, workflow: str) -> Catalogue:
         """The suites that one workflow sees: those of the tree and those it declares."""
         return _catalogue(self.root, self.today, workflow)
+
+    def checked_catalogue(self, workflow: str) -> Catalogue:
+        """The suites of a workflow. Raises SpecError when one that a job names is unknown or empty."""
+        catalogue = self.catalogue(workflow)
+        if wrong := list(suite_problems(self.specs(), workflow, catalogue)):
+            raise SpecError(wrong)
+        return catalogue
+
+    def job(self, workflow: str, key: str) -> Job:
+        """The job of that key. Raises UsageError."""
+        jobs = self.specs().workflows[workflow].jobs
+        if key not in jobs:
+            raise click.UsageError(f"no job {key!r} in {workflow}. {did_you_mean(key, jobs)}".rstrip())
+        return jobs[key]
 
     def durations(self) -> Durations:
         """The measured times that are kept in the repository."""

@@ -14,7 +14,6 @@ from ci.cli.project import Project, workflow_option
 from ci.plan import Plan, PlannedJob, Shard, shard_index
 from ci.runner.options import RunOptions
 from ci.runner.shard import run_shard
-from ci.spec.problems import did_you_mean
 
 
 @click.command(
@@ -36,9 +35,7 @@ def command(project: Project, job: str, workflow: str | None, shard_text: str | 
       nightcap run attention --shard 1/2
     """
     name = project.workflow(workflow)
-    jobs = project.specs().workflows[name].jobs
-    if job not in jobs:
-        raise click.UsageError(f"no job {job!r} in {name}. {did_you_mean(job, jobs)}".rstrip())
+    project.job(name, job)
     plan = project.plan(name, "workflow_dispatch", job)
     planned = plan.job(job)
     shards = [shard_text] if shard_text else [shard.id for shard in planned.shards]

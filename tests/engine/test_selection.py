@@ -101,7 +101,8 @@ def test_a_manual_run_never_shares_the_group_of_the_nightly(evaluate: Evaluate) 
         {"event_name": event, "repository": "nightcap-ci/nightcap", "run_id": run}
         for event, run in (("schedule", "1"), ("schedule", "2"), ("workflow_dispatch", "3"), ("workflow_dispatch", "4"))
     ]
-    groups = [one["group"] for one in evaluate(workflow_text("."), [{"github": one} for one in github])]
+    scenarios = [{"github": one, "results": {"plan": "failure"}} for one in github]
+    groups = [one["group"] for one in evaluate(workflow_text("."), scenarios)]
     assert groups[0] == groups[1]
     assert len(set(groups)) == 3
     assert "cancel-in-progress: false" in workflow_text(".")
