@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ci.journal import AnyEvent, Collected, TestFinished, TestStarted, UnitFinished, UnitStarted
 from ci.plan import Unit
 from ci.runner import classify, judge, junit, oom, supervise, units
 from ci.runner.classify import FailureClass
-from ci.runner.interrupts import Interrupts
+from ci.runner.gpu_care import GpuCare
+from ci.runner.gpus import HostReport
+from ci.runner.interrupts import Interrupted, Interrupts
 from ci.runner.judge import BAD, Judgement
 from ci.runner.options import RunOptions
 from ci.runner.record import Record, Seen, seen
@@ -28,6 +30,11 @@ class Context:
     interrupts: Interrupts
     deadline: float
     """By the monotonic clock."""
+    mark: str
+    """The run's id in the environment of all its processes."""
+    gpus: GpuCare | None
+    env: Mapping[str, str]
+    """Of all units: that of the options, and what the host lent to this run."""
 
 
 @dataclass(frozen=True)
@@ -38,35 +45,49 @@ class AttemptResult:
     finished: tuple[TestFinished, ...]
     seen: Seen
     failure: FailureClass | None
+    host: HostReport | None
+    """State of the GPUs afterwards, for a job with GPUs."""
 
 
 def run(attempt: Attempt, context: Context) -> AttemptResult:
     """Make the attempt; its events are on disk when this returns."""
     unit, record = attempt.unit, context.record
     record.write(
-        UnitStarted(
-            at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, reason=attempt.reason
-        )
+        UnitStarted(at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, reason=attempt.reason)
     )
-    task = units.task(attempt, context.places, context.options.env)
+    task = units.task(attempt, context.places, context.env, context.mark)
     if unit.junit:  # an older one would be taken for this run's
         (context.places.root / unit.junit).unlink(missing_ok=True)
     if not _reports(unit):
         record.write(_collected(attempt), *(_started(attempt, test) for test in unit.tests))
     record.news()
     kills = oom.Watch()
-    ended = supervise.run(task, _limits(attempt, context), mark=attempt.mark, interrupts=context.interrupts)
+    ended = supervise.run(task, _limits(attempt, context), mark=context.mark, interrupts=context.interrupts)
     written = seen(record.news())
     log = classify.log_end(task.log)
     judgement = _judge(unit, ended, written, log, context.places, kills.evidence(ended.signal))
     record.write(*(_finished(attempt, result) for result in judgement.results))
     _note_left_overs(unit, ended, record)
     finished = written.finished + tuple(e for e in record.news() if isinstance(e, TestFinished))
-    failure = _failure(judgement, finished, log)
+    at_once, host = _look_at_host(context)
+    failure = _failure(judgement, finished, at_once, log)
     if failure and failure.infra and judgement.ending in ("completed", "crashed"):
         judgement = replace(judgement, ending="infra")
     record.write(_unit_finished(attempt, ended, judgement, failure))
-    return AttemptResult(judgement, finished, written, failure)
+    return AttemptResult(judgement, finished, written, failure, host)
+
+
+def _look_at_host(context: Context) -> tuple[str, HostReport | None]:
+    """(what was wrong with the GPUs right after the process, their state once they came to rest)."""
+    if context.gpus is None or context.interrupts.received:
+        return "", None
+    try:
+        with context.interrupts.raising():
+            at_once, settled = context.gpus.settle()
+    except Interrupted:
+        return "", None
+    wrong = at_once if at_once.status == "bad" else settled
+    return f"host not fit: {wrong.texts}" if wrong.status == "bad" else "", settled
 
 
 def _limits(attempt: Attempt, context: Context) -> Limits:
@@ -93,20 +114,18 @@ def _reports(unit: Unit) -> bool:
     return unit.kind == "pytest" or bool(unit.junit)
 
 
-def _failure(judgement: Judgement, finished: Iterable[TestFinished], log: str) -> FailureClass | None:
+def _failure(judgement: Judgement, finished: Iterable[TestFinished], host: str, log: str) -> FailureClass | None:
     messages = [event.message for event in finished if event.outcome in BAD]
     if judgement.ending in ("interrupted", "no-tests"):
         return None
     if judgement.ending == "completed" and not messages and not judgement.detail:
         return None
-    return classify.classify(judgement.detail, *messages, log)
+    return classify.classify(judgement.detail, *messages, host, log)
 
 
 def _note_left_overs(unit: Unit, ended: Ended, record: Record) -> None:
     for process in ended.left:
-        record.note(
-            "warning", f"{unit.path} left a process behind, ended: {process.pid} {process.command[:300]}"
-        )
+        record.note("warning", f"{unit.path} left a process behind, ended: {process.pid} {process.command[:300]}")
     for process in ended.survivors:
         record.note("infra", f"process {process.pid} of {unit.path} cannot be ended (state {process.state})")
     if ended.log_lost:
@@ -115,9 +134,7 @@ def _note_left_overs(unit: Unit, ended: Ended, record: Record) -> None:
 
 def _collected(attempt: Attempt) -> Collected:
     unit = attempt.unit
-    return Collected(
-        at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, tests=unit.tests
-    )
+    return Collected(at=time.time(), unit=unit.path, suite=unit.suite, attempt=attempt.number, tests=unit.tests)
 
 
 def _started(attempt: Attempt, test: str) -> TestStarted:
@@ -138,9 +155,7 @@ def _finished(attempt: Attempt, result: judge.Result) -> TestFinished:
     )
 
 
-def _unit_finished(
-    attempt: Attempt, ended: Ended, judgement: Judgement, failure: FailureClass | None
-) -> AnyEvent:
+def _unit_finished(attempt: Attempt, ended: Ended, judgement: Judgement, failure: FailureClass | None) -> AnyEvent:
     return UnitFinished(
         at=time.time(),
         unit=attempt.unit.path,

@@ -30,9 +30,7 @@ class Console:
         if number > 1:
             self.say(f"         {unit.path}  attempt {number}: {reason}")
 
-    def unit(
-        self, unit: Unit, ending: Ending, counts: Mapping[str, int], seconds: float, detail: str
-    ) -> None:
+    def unit(self, unit: Unit, ending: Ending, counts: Mapping[str, int], seconds: float, detail: str) -> None:
         """A unit has ended, all its attempts together."""
         self._done += 1
         said = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "no result"

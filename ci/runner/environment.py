@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from ci.runner.gpus import HostReport
+
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+\.[\d.]+)")
 _GIT_SECONDS = 5.0
 
 
-def manifest(root: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Names and versions as text; what cannot be known is left out."""
+def manifest(root: Path, env: Mapping[str, str], report: HostReport | None) -> dict[str, str]:
+    """Names and versions as text; what cannot be known is left out. GPUs are those assigned to this run."""
     packages = _packages()
     found = {
         "commit": _commit(root),
@@ -32,8 +34,19 @@ def manifest(root: Path, env: Mapping[str, str]) -> dict[str, str]:
         "torch": packages.get("torch", ""),
         "packages": _hash(packages),
         "nvidia_driver": driver(),
+        **(_gpus(report) if report else {}),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _gpus(report: HostReport) -> dict[str, str]:
+    mine = report.assigned_gpus
+    return {
+        "cuda_driver": report.facts.cuda,
+        "gpus": ", ".join(gpu.name for gpu in mine),
+        "gpu_uuids": ", ".join(report.assigned),
+        "gpu_sm_clocks": ", ".join(f"{gpu.sm_clock} MHz" for gpu in mine if gpu.sm_clock is not None),
+    }
 
 
 def driver(path: Path = _DRIVER) -> str:
@@ -55,11 +68,7 @@ def _commit(root: Path) -> str:
 
 
 def _packages() -> dict[str, str]:
-    return {
-        dist.metadata["Name"].lower(): dist.version
-        for dist in metadata.distributions()
-        if dist.metadata["Name"]
-    }
+    return {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
 
 
 def _hash(packages: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """What runs on one host owe each other: locks for GPUs, ports of their own, room on the disk, and no remains.
 
-Everything rests on `flock`, which the kernel lets go of when its holder dies, however it dies. A run is alive as
-long as it holds the lock of its own file; so its remains are known for certain, whatever ids its processes had.
+Everything rests on `flock`, which the kernel lets go of when its holder dies, however it dies. A run is alive
+as long as it holds the lock of its own file; so its remains are known for certain.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ PORTS_PER_RUN = 64
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """Below what Linux hands out by itself (32768 and up)."""
 _MARK = re.compile(r"[0-9a-f]{32}")
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.2
+_MOMENT = 5.0
+"""A run that looks for remains may hold our new file for so long."""
 _LEFT_OVER_GRACE = 2.0
 
 
@@ -37,7 +39,7 @@ class HostNotFit(Exception):
 def alive(mark: str, locks: Path, scratch: Path) -> Iterator[None]:
     """Tell the host's other runs that this one lives. Raises HostNotFit when the locks cannot be kept."""
     path = _run_file(mark, locks)
-    descriptor = _take(path, wait=0, about={"scratch": str(scratch)})
+    descriptor = _take(path, wait=_MOMENT, about={"scratch": str(scratch)})
     try:
         yield
     finally:
@@ -84,12 +86,12 @@ def require_space(folders: Sequence[Path], needed: int) -> None:
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise HostNotFit(
-                f"{folder} has {free / 2**20:.0f} MiB free, {needed / 2**20:.0f} MiB are needed: free some space"
+                f"{folder} has {free / 2**20:.0f} MiB free and needs {needed / 2**20:.0f}: free some space"
             )
 
 
 def end_left_overs(locks: Path) -> tuple[str, ...]:
-    """End the processes, and remove the temporary files, of runs of this host that are dead. A line for each.
+    """End processes, and remove temporary files, of dead runs of this host: a line for each.
 
     Only what bears the mark of a run whose lock can be taken: a run that keeps its locks elsewhere is left alone.
     """
@@ -122,9 +124,7 @@ def _end_dead_run(mark: str, path: Path) -> list[str]:
 
 def _bearing(mark: str) -> tuple[processes.Process, ...]:
     table = processes.table()
-    return tuple(
-        p for pid, p in sorted(table.items()) if p.state not in "ZX" and processes.mark_of(pid) == mark
-    )
+    return tuple(p for pid, p in sorted(table.items()) if p.state not in "ZX" and processes.mark_of(pid) == mark)
 
 
 class _Taken(HostNotFit):
@@ -142,12 +142,9 @@ def _take(path: Path, *, wait: float, about: dict[str, str] | None) -> int:
     """
     deadline = time.monotonic() + wait
     try:
-        path.parent.mkdir(mode=0o1777, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = _open(path)
     except OSError as error:
-        raise HostNotFit(
-            f"cannot keep locks in {path.parent}: {error.strerror}; set NIGHTCAP_LOCKS"
-        ) from None
+        raise HostNotFit(f"cannot keep locks in {path.parent}: {error.strerror}; set NIGHTCAP_LOCKS") from None
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -161,6 +158,20 @@ def _take(path: Path, *, wait: float, about: dict[str, str] | None) -> int:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), **about}).encode(), 0)
         return descriptor
+
+
+def _open(path: Path) -> int:
+    """The file, made when it is missing, and open to the other users of the host."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o1777)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Not O_CREAT at once: in a folder like /tmp the kernel refuses that for a file of another user.
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    os.fchmod(descriptor, 0o666)
+    return descriptor
 
 
 def _taken_text(path: Path) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """A stop signal came while something could be dropped at once."""
 
 
 class Interrupts:
@@ -19,11 +25,23 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received = ""
+        self._raises = False
         self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
         self._handlers = {number: signal.signal(number, self._on_signal) for number in _STOP}
         return self
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Within, a stop signal raises Interrupted: for waits that have no descriptor."""
+        self._raises = True
+        try:
+            if self.received:
+                raise Interrupted(self.received)
+            yield
+        finally:
+            self._raises = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -37,3 +55,6 @@ class Interrupts:
         if not self.received:
             self.received = signal.Signals(number).name
             os.write(self._write, b"!")  # stays readable: whoever waits next sees it as well
+        if self._raises:
+            self._raises = False
+            raise Interrupted(self.received)

@@ -103,9 +103,7 @@ def command(unit: Unit, ended: Ended, reported: tuple[Result, ...] | None, *, oo
     if ended.signal or oom:
         return Judgement("crashed", left, found)
     if not found:
-        missing = (
-            f"{unit.junit} is missing or cannot be read" if reported is None else f"{unit.junit} has no test"
-        )
+        missing = f"{unit.junit} is missing or cannot be read" if reported is None else f"{unit.junit} has no test"
         ending: Ending = "no-tests" if ended.exit_code == 0 else "crashed"
         return Judgement(ending, f"{left}; {missing}")
     if ended.exit_code != 0 and not any(result.outcome in BAD for result in found):

@@ -60,9 +60,7 @@ def _result(case: ET.Element) -> Result:
         if found is not None:
             outcome = "skipped" if meaning == "skipped" else "failed"
             message = found.get("message") or (found.text or "").strip()
-    return Result(
-        f"{group}::{name}" if group else name, outcome, message[:2000], _seconds(case.get("time", ""))
-    )
+    return Result(f"{group}::{name}" if group else name, outcome, message[:2000], _seconds(case.get("time", "")))
 
 
 def _seconds(text: str) -> float:
@@ -74,9 +72,7 @@ def _seconds(text: str) -> float:
 
 def _case(event: TestFinished) -> ET.Element:
     group, _, name = event.test.rpartition("::")
-    case = ET.Element(
-        "testcase", {"classname": _clean(group), "name": _clean(name), "time": f"{event.seconds:.3f}"}
-    )
+    case = ET.Element("testcase", {"classname": _clean(group), "name": _clean(name), "time": f"{event.seconds:.3f}"})
     if event.outcome in _ELEMENT:
         kind = {"message": _clean(event.message)}
         if event.outcome != "skipped":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 LOCKS = Path("/run/lock/nightcap")
-"""Where runs of this host meet. Containers that share GPUs must share it (`docker --volume`)."""
+"""Where runs of this host meet, if this user may write there; else a folder among the temporary files.
+
+Containers that share GPUs must share it (`docker --volume`).
+"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class RunOptions:
     log_bytes: int = 16 * 1024 * 1024
     locks: Path = LOCKS
     lock_wait: float = 60.0
+    gpu_wait: float = 60.0
+    """For memory of a GPU to become free."""
     disk_bytes: int = 1024 * 1024 * 1024
     """Free space that results and temporary files need before the start."""
 
@@ -59,7 +65,6 @@ class RunOptions:
         attempt = environment.get("GITHUB_RUN_ATTEMPT", "1")
         if not attempt.isascii() or not attempt.isdigit() or int(attempt) < 1:
             raise ValueError(f"GITHUB_RUN_ATTEMPT is {attempt!r}: it must be a whole number from 1")
-        locks = environment.get("NIGHTCAP_LOCKS")
         return cls(
             root=root.resolve(),
             results=results.resolve(),
@@ -69,5 +74,12 @@ class RunOptions:
             env=dict(environment),
             only=only,
             quiet=quiet,
-            locks=Path(locks) if locks else LOCKS,
+            locks=_locks(environment),
         )
+
+
+def _locks(environment: Mapping[str, str]) -> Path:
+    if named := environment.get("NIGHTCAP_LOCKS"):
+        return Path(named)
+    usable = os.access(LOCKS if LOCKS.exists() else LOCKS.parent, os.W_OK)
+    return LOCKS if usable else Path(tempfile.gettempdir()) / "nightcap-locks"

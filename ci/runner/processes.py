@@ -46,9 +46,7 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def start(
-    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int
-) -> subprocess.Popen[bytes]:
+def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, both outputs to one descriptor.
 
     It dies with the runner, however that dies (PR_SET_PDEATHSIG), and is the first to go when memory runs
@@ -158,9 +156,7 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def _signal_until_gone(
-    find: Callable[[], tuple[Process, ...]], number: int, seconds: float
-) -> tuple[Process, ...]:
+def _signal_until_gone(find: Callable[[], tuple[Process, ...]], number: int, seconds: float) -> tuple[Process, ...]:
     deadline = time.monotonic() + seconds
     told: set[tuple[int, int]] = set()
     while alive := find():

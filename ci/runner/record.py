@@ -38,9 +38,7 @@ class Record:
 
     def __init__(self, path: Path, reserve: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(
-            missing_ok=True
-        )  # not truncated: a process of a killed run may still append to the old one
+        path.unlink(missing_ok=True)  # not truncated: a process of a killed run may still append to the old one
         descriptor = os.open(reserve, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, RESERVE_BYTES)

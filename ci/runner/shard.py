@@ -1,10 +1,10 @@
-"""Runs one shard: its units one after another, each attempt in a fresh process, everything into the journal.
+"""Runs one shard: its units one after another, each in fresh processes, everything into the journal.
 
     run_shard(job, shard, options=...) -> RunResult
 
-An attempt that crashes is resumed with the tests that it did not reach; one that failed because of the host
-may be tried again, by class and with a cap; nothing else is ever repeated. On a stop signal the loop ends,
-and what is known by then is complete on disk.
+Before the first unit the host is made fit: left-overs of dead runs ended, disk, locks and ports taken, GPUs looked
+at. A host that is not fit ends the run, and no test is to blame. On a stop signal the loop ends, and what is known
+by then is complete on disk.
 """
 
 from __future__ import annotations
@@ -16,55 +16,27 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from ci.journal import Ending, Outcome, ShardFinished, ShardStarted
+from ci.journal import ShardFinished, ShardStarted
 from ci.plan import PlannedJob, Shard, Unit
-from ci.runner import attempt as attempts
-from ci.runner import environment, junit, processes
-from ci.runner.attempt import AttemptResult, Context
-from ci.runner.classify import FailureClass
+from ci.runner import environment, host, junit, processes
+from ci.runner.attempt import Context
 from ci.runner.console import Console
 from ci.runner.exit_codes import ExitCode
-from ci.runner.interrupts import Interrupts
-from ci.runner.judge import BAD
+from ci.runner.gpu_care import GpuCare, care_for, require_fit
+from ci.runner.gpus import HostReport
+from ci.runner.host import HostNotFit
+from ci.runner.interrupts import Interrupted, Interrupts
 from ci.runner.options import RunOptions
 from ci.runner.record import Record
+from ci.runner.unit_run import UnitResult, run_unit
 from ci.runner.units import Attempt, Places
 
 STEP_SHARE = 0.95
 """Part of the job's time that its units may use; the rest is for checkout, upload and leaving in order."""
-
-
-@dataclass(frozen=True)
-class UnitResult:
-    """What became of one unit, all its attempts together."""
-
-    unit: Unit
-    ending: Ending
-    """Of the last attempt."""
-    outcomes: Mapping[str, tuple[Outcome, ...]]
-    """By full test id, the outcome of each attempt that reached it."""
-    lost: tuple[str, ...]
-    """Planned ids without any result."""
-    seconds: float
-    attempts: int
-    detail: str
-    failure: FailureClass | None
-    """Of the last attempt; None when nothing was wrong with it."""
-    log: Path
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Tests by how they stand after the last attempt; passed after something else is `flaky`."""
-        counts = Counter(_standing(history) for history in self.outcomes.values())
-        return counts + Counter(lost=len(self.lost))
-
-    @property
-    def bad(self) -> bool:
-        """True when something is wrong with it beside lost tests."""
-        return self.failure is not None or any(self.counts[outcome] for outcome in BAD)
 
 
 @dataclass(frozen=True)
@@ -94,133 +66,140 @@ def run_shard(job: PlannedJob, shard: Shard, *, options: RunOptions) -> RunResul
         record = Record(places.journal, places.reserve)
         processes.become_subreaper()
         try:
-            deadline = time.monotonic() + job.timeout * STEP_SHARE
-            record.write(_head(job, shard, options))
-            result = _run_units(job, shard, Context(options, places, record, interrupts, deadline))
-            record.write(
-                ShardFinished(at=time.time(), exit_code=result.exit_code, interrupted=result.interrupted)
-            )
+            run = _Run(job, shard, options, places, record, interrupts)
+            result = run.to_its_end()
+            record.write(ShardFinished(at=time.time(), exit_code=result.exit_code, interrupted=result.interrupted))
             junit.write(record.events, places.junit)
             return result
         finally:
             record.close()
 
 
-def _head(job: PlannedJob, shard: Shard, options: RunOptions) -> ShardStarted:
-    return ShardStarted(
-        at=time.time(),
-        workflow=options.workflow,
-        job=job.key,
-        shard=shard.id,
-        run_attempt=options.run_attempt,
-        plan_hash=options.plan_hash,
-        host=socket.gethostname(),
-        environment=environment.manifest(options.root, options.env),
-    )
+@dataclass(frozen=True)
+class _Run:
+    """One run of a shard: what is fixed about it, and its course."""
 
+    job: PlannedJob
+    shard: Shard
+    options: RunOptions
+    places: Places
+    record: Record
+    interrupts: Interrupts
 
-def _run_units(job: PlannedJob, shard: Shard, context: Context) -> RunResult:
-    options = context.options
-    wanted = [u for u in shard.units if options.only is None or (u.suite, u.path) in options.only]
-    console = Console(quiet=options.quiet, total=len(wanted))
-    mark = uuid.uuid4().hex
-    results: list[UnitResult] = []
-    for unit in wanted:
-        if context.interrupts.received:
-            break
-        if time.monotonic() >= context.deadline:
-            context.record.note(
-                "warning", f"{unit.path} and what follows: not run, the job's time is used up"
-            )
-            break
-        only = (options.only or {}).get((unit.suite, unit.path)) or None
-        result = _run_unit(Attempt(job, shard, unit, 1, mark, only), context, console)
-        results.append(result)
-        console.unit(unit, result.ending, result.counts, result.seconds, result.detail)
-    not_run = tuple(wanted[len(results) :])
-    return RunResult(
-        exit_code=_exit_code(results, not_run, context.interrupts.received),
-        units=tuple(results),
-        not_run=not_run,
-        journal=context.places.journal,
-        junit=context.places.junit,
-        interrupted=context.interrupts.received,
-    )
-
-
-def _run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResult:
-    """All attempts of one unit."""
-    started = time.monotonic()
-    planned = attempt.unit.tests if attempt.only is None else attempt.only
-    outcomes: dict[str, tuple[Outcome, ...]] = {}
-    made: list[AttemptResult] = []
-    following: Attempt | None = attempt
-    while following is not None:
-        attempt = following
-        console.attempt(attempt.unit, attempt.number, attempt.reason)
-        made.append(attempts.run(attempt, context))
-        for event in made[-1].finished:
-            outcomes[event.test] = (*outcomes.get(event.test, ()), event.outcome)
-        following = _next(attempt, made, context)
-    last = made[-1]
-    return UnitResult(
-        unit=attempt.unit,
-        ending=last.judgement.ending,
-        outcomes=outcomes,
-        lost=tuple(test for test in planned if not _has_result(test, outcomes)),
-        seconds=time.monotonic() - started,
-        attempts=attempt.number,
-        detail=last.judgement.detail,
-        failure=last.failure,
-        log=context.places.log(attempt.unit, attempt.number),
-    )
-
-
-def _next(attempt: Attempt, made: Sequence[AttemptResult], context: Context) -> Attempt | None:
-    """The attempt that follows: the rest after a crash, what has not passed on a bad host, or none."""
-    last = made[-1]
-    if context.interrupts.received or time.monotonic() >= context.deadline or last.failure is None:
-        return None
-    resumes = sum(bool(m.judgement.resume) for m in made)
-    if last.judgement.resume and resumes <= context.options.resumes:
-        reason = f"resumed after: {last.judgement.detail}"
-        return replace(attempt, number=attempt.number + 1, only=last.judgement.resume, reason=reason)
-    retries = sum(m.failure == last.failure for m in made)
-    if last.failure.infra and retries <= last.failure.retries:
-        reason = f"retry {retries} of {last.failure.retries}: {last.failure.name}"
-        return replace(
-            attempt, number=attempt.number + 1, only=_not_passed(last, attempt.only), reason=reason
+    def to_its_end(self) -> RunResult:
+        """Run all there is to run, until the end, a stop signal, or the host is not fit."""
+        only = self.options.only
+        wanted = [u for u in self.shard.units if only is None or (u.suite, u.path) in only]
+        console = Console(quiet=self.options.quiet, total=len(wanted))
+        results: list[UnitResult] = []
+        fit = True
+        env = {**self.options.env, **self.job.env}
+        care = care_for(self.job, env.get("CUDA_VISIBLE_DEVICES"), self.options.gpu_wait)
+        try:
+            report = self._begin(care)
+            with ExitStack() as lent:
+                context = self._prepare(care, report, env, lent)
+                self._run_units(wanted, context, console, results)
+        except Interrupted:
+            console.say(f"stopped by {self.interrupts.received}")
+        except HostNotFit as problem:
+            fit = False
+            self.record.note("infra", str(problem))
+            console.say(str(problem))
+        not_run = tuple(wanted[len(results) :])
+        return RunResult(
+            exit_code=_exit_code(results, not_run, fit=fit, interrupted=self.interrupts.received),
+            units=tuple(results),
+            not_run=not_run,
+            journal=self.places.journal,
+            junit=self.places.junit,
+            interrupted=self.interrupts.received,
         )
-    return None
+
+    def _begin(self, care: GpuCare | None) -> HostReport | None:
+        """Write the head of the journal, with the GPUs as they are now."""
+        report = None
+        try:
+            with self.interrupts.raising():
+                report = care.look() if care else None
+        finally:  # a journal without its first line would be nobody's
+            self.record.write(self._head(report))
+        return report
+
+    def _head(self, report: HostReport | None) -> ShardStarted:
+        return ShardStarted(
+            at=time.time(),
+            workflow=self.options.workflow,
+            job=self.job.key,
+            shard=self.shard.id,
+            run_attempt=self.options.run_attempt,
+            plan_hash=self.options.plan_hash,
+            host=socket.gethostname(),
+            environment=environment.manifest(self.options.root, self.options.env, report),
+        )
+
+    def _prepare(
+        self, care: GpuCare | None, report: HostReport | None, env: Mapping[str, str], lent: ExitStack
+    ) -> Context:
+        """Make the host ready; what it lends is given back with `lent`. Raises HostNotFit or Interrupted."""
+        options, mark = self.options, uuid.uuid4().hex
+        deadline = time.monotonic() + self.job.timeout * STEP_SHARE
+        with self.interrupts.raising():
+            for line in host.end_left_overs(options.locks):
+                self.record.note("warning", line)
+            host.require_space((self.places.results, self.places.scratch), options.disk_bytes)
+            lent.enter_context(host.alive(mark, options.locks, self.places.scratch))
+            if care and report:
+                owner = f"{options.workflow}/{self.job.key} {self.shard.id}"
+                lent.enter_context(host.gpu_locks(report.assigned, options.locks, wait=options.lock_wait, owner=owner))
+                require_fit(care.settle()[1])
+            ports = lent.enter_context(host.ports(options.locks))
+        return Context(
+            options=options,
+            places=self.places,
+            record=self.record,
+            interrupts=self.interrupts,
+            deadline=deadline,
+            mark=mark,
+            gpus=care,
+            env={
+                "MASTER_PORT": str(ports[0]),
+                **env,
+                "NIGHTCAP_PORT_BASE": str(ports[0]),
+                "NIGHTCAP_PORT_COUNT": str(len(ports)),
+            },
+        )
+
+    def _run_units(self, wanted: Sequence[Unit], context: Context, console: Console, results: list[UnitResult]) -> None:
+        """Run one unit after another. Raises HostNotFit when a GPU is bad after one of them."""
+        for unit in wanted:
+            if self.interrupts.received:
+                return
+            if time.monotonic() >= context.deadline:
+                self.record.note("warning", f"{unit.path} and what follows: not run, the job's time is used up")
+                return
+            only = (self.options.only or {}).get((unit.suite, unit.path)) or None
+            result = run_unit(Attempt(self.job, self.shard, unit, 1, only), context, console)
+            results.append(result)
+            console.unit(unit, result.ending, result.counts, result.seconds, result.detail)
+            if result.host:
+                self._note_degraded(result.host)
+                require_fit(result.host)
+
+    def _note_degraded(self, report: HostReport) -> None:
+        for problem in report.problems:
+            if problem.status == "degraded":
+                self.record.note("warning", f"host {report.host}: {problem.text}")
 
 
-def _not_passed(result: AttemptResult, only: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Ids for a retry; all of the attempt's when collection did not end."""
-    if result.seen.collected is None:
-        return only
-    good = {event.test for event in result.finished if event.outcome not in BAD}
-    return tuple(test for test in result.seen.collected if test not in good)
-
-
-def _has_result(planned: str, outcomes: Mapping[str, object]) -> bool:
-    """A planned id holds its parameters' results: `a.py::t` those of `a.py::t[1]`."""
-    return planned in outcomes or any(test.startswith(f"{planned}[") for test in outcomes)
-
-
-def _standing(history: Sequence[Outcome]) -> str:
-    if history[-1] == "passed" and any(outcome in BAD for outcome in history):
-        return "flaky"
-    return history[-1]
-
-
-def _exit_code(results: Sequence[UnitResult], not_run: Sequence[Unit], interrupted: str) -> ExitCode:
+def _exit_code(results: Sequence[UnitResult], not_run: Sequence[Unit], *, fit: bool, interrupted: str) -> ExitCode:
     """The worst that holds, in the order of ExitCode."""
-    counts = sum((Counter(result.counts) for result in results), Counter[str]())
+    counts = sum((result.counts for result in results), Counter[str]())
     if interrupted:
         return ExitCode.INTERRUPTED
     if any(result.bad and result.ending != "infra" for result in results):
         return ExitCode.FAILED
-    if any(result.ending == "infra" for result in results):
+    if not fit or any(result.ending == "infra" for result in results):
         return ExitCode.INFRA
     if any(result.ending == "no-tests" and not result.counts["skipped"] for result in results):
         return ExitCode.NO_SIGNAL

@@ -61,12 +61,11 @@ class Attempt:
     shard: Shard
     unit: Unit
     number: int
-    mark: str
     only: tuple[str, ...] | None = None
     reason: str = ""
 
 
-def task(attempt: Attempt, places: Places, base: Mapping[str, str]) -> Task:
+def task(attempt: Attempt, places: Places, base: Mapping[str, str], mark: str) -> Task:
     """Everything that the supervisor needs, with the attempt's files written and its folders made."""
     log = places.log(attempt.unit, attempt.number)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +74,7 @@ def task(attempt: Attempt, places: Places, base: Mapping[str, str]) -> Task:
     return Task(
         command=_command(attempt, places),
         cwd=places.root,
-        env=_environment(attempt, places, base, temporary),
+        env=_environment(attempt, places, base, temporary) | {MARK: mark},
         log=log,
         stacks=places.stacks(attempt.unit, attempt.number),
         signs_of_life=places.journal,
@@ -100,12 +99,9 @@ def _command(attempt: Attempt, places: Places) -> list[str]:
     ]
 
 
-def _environment(
-    attempt: Attempt, places: Places, base: Mapping[str, str], temporary: Path
-) -> dict[str, str]:
-    env = {**base, **attempt.job.env}
-    env |= {
-        MARK: attempt.mark,
+def _environment(attempt: Attempt, places: Places, base: Mapping[str, str], temporary: Path) -> dict[str, str]:
+    env = {
+        **base,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "TMPDIR": str(temporary),

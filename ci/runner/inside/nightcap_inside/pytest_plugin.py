@@ -38,15 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "suite(name, gpus=0, min_sm=None, est=None): the nightly suite of the tests"
-    )
+    config.addinivalue_line("markers", "suite(name, gpus=0, min_sm=None, est=None): the nightly suite of the tests")
     path = config.getoption("--nightcap-unit")
     if path:
         unit = json.loads(Path(path).read_text(encoding="utf-8"))
-        config.pluginmanager.register(
-            Recorder(unit, worker=hasattr(config, "workerinput")), "nightcap-recorder"
-        )
+        config.pluginmanager.register(Recorder(unit, worker=hasattr(config, "workerinput")), "nightcap-recorder")
 
 
 class Recorder:
@@ -116,16 +112,12 @@ class Recorder:
         self._write("collected", tests=ids, deselected=self._excluded)
         for report in self._uncollected:
             outcome = "skipped" if report.outcome == "skipped" else "failed"
-            message = shorten(
-                skip_reason(report) if outcome == "skipped" else f"not collected: {report.longreprtext}"
-            )
+            message = shorten(skip_reason(report) if outcome == "skipped" else f"not collected: {report.longreprtext}")
             for test in self._hidden_by(report.nodeid):
                 self._finished(test, outcome, 0.0, message)
 
     def _hidden_by(self, collector: str) -> Iterator[str]:
-        below = [
-            test for test in self._unit["planned"] if test == collector or test.startswith(f"{collector}::")
-        ]
+        below = [test for test in self._unit["planned"] if test == collector or test.startswith(f"{collector}::")]
         yield from below or [collector]
 
     def _finished(self, test: str, outcome: str, seconds: float, message: str) -> None:
