@@ -82,4 +82,5 @@ def _text(path: Path) -> str | None:
 
 
 def _marked(text: str) -> bool:
-    return MARK in text.partition("\n")[0]
+    """JSON has its mark in the second line, after the brace."""
+    return any(MARK in line for line in text.split("\n", 2)[:2])

@@ -22,7 +22,7 @@ from ci.spec.loader import Specs
 from ci.spec.problems import Problem, SpecError, did_you_mean
 
 MARK = "Made by nightcap from"
-"""Every generated file bears it in its first line; only such a file is ever overwritten or removed."""
+"""Every generated file bears it in one of its first lines; only such a file is ever overwritten or removed."""
 LOCK = "workflows/actions.lock.yml"
 ACTION = ".github/actions/nightcap/action.yml"
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -66,7 +66,8 @@ def render(specs: Specs, root: Path) -> list[Generated]:
     text = environment.get_template("action.yml.j2").render(header=header, install=specs.fleet.install.rstrip("\n"))
     files.append(Generated(ACTION, text))
     files.append(Generated(".github/actionlint.yaml", _linter_config(specs)))
-    files.extend(Generated(f"workflows/schema/{name}", text) for name, text in schema.render().items())
+    schemas = schema.render(f"{MARK} its models of the specs, for editors. `nightcap generate` writes it anew.")
+    files.extend(Generated(f"{schema.FOLDER}/{name}", text) for name, text in schemas.items())
     return sorted(files, key=lambda file: file.path)
 
 

@@ -17,13 +17,14 @@ FOLDER = "workflows/schema"
 _MODELS: dict[str, type[BaseModel]] = {"runners.schema.json": Fleet, "workflow.schema.json": Workflow}
 
 
-def render() -> dict[str, str]:
-    """The text of each schema by file name; the same on every machine."""
-    return {name: _text(model) for name, model in _MODELS.items()}
+def render(comment: str) -> dict[str, str]:
+    """The text of each schema by file name; the same on every machine. `comment` stands in its second line."""
+    return {name: _text(model, comment) for name, model in _MODELS.items()}
 
 
-def _text(model: type[BaseModel]) -> str:
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_strict(model.model_json_schema())}
+def _text(model: type[BaseModel], comment: str) -> str:
+    about = {"$comment": comment, "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    schema = {**about, **_strict(model.model_json_schema())}
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
