@@ -61,7 +61,7 @@ def run(
 ) -> LocalRun:
     """Run `.github/workflows/WORKFLOW.yml` of the tree at `root`; `scratch` holds the copy and the artifacts.
 
-    Raises ActMissing when there is no act, OSError when the tree cannot be copied.
+    Raises ActMissing when there is no act, OSError when the tree is in no git repository or cannot be copied.
     """
     act = shutil.which("act", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if act is None:
@@ -92,7 +92,10 @@ def run(
 def copy_tree(root: Path, target: Path) -> None:
     """Copy what git would see of a tree, uncommitted changes included, into a fresh repository of one commit."""
     git = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(git, check=True, capture_output=True).stdout.decode(errors="surrogateescape")
+    found = subprocess.run(git, check=False, capture_output=True)
+    if found.returncode != 0:
+        raise OSError(f"{root} is not in a git repository: git init makes one")
+    listed = found.stdout.decode(errors="surrogateescape")
     for name in filter(None, listed.split("\0")):
         source, copy = root / name, target / name
         if source.is_file():

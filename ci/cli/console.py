@@ -16,10 +16,17 @@ STYLES = {
 }
 
 
+class PipeConsole(Console):
+    """A console whose reader may stop reading, as `head` does; rich would end with 1, which means failed here."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that fits a terminal and is wide where nobody resizes it."""
-    found = Console(stderr=stderr, highlight=False)
-    return found if found.is_terminal else Console(stderr=stderr, highlight=False, width=WIDE)
+    found = PipeConsole(stderr=stderr, highlight=False)
+    return found if found.is_terminal else PipeConsole(stderr=stderr, highlight=False, width=WIDE)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:

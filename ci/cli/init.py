@@ -14,6 +14,7 @@ from ci.cli.main import EXIT_USAGE
 from ci.cli.project import Project
 from ci.generate.render import LOCK, packaged
 from ci.gha.yaml_writer import scalar
+from ci.spec.models import REPOSITORY_PATTERN
 from ci.suites.discover import discover
 
 RUNNERS = """\
@@ -82,6 +83,8 @@ def command(project: Project, repository: str | None) -> None:
     repository = repository or _origin(root)
     if repository is None:
         raise click.UsageError("no remote origin to take the name from: pass --repository OWNER/NAME")
+    if not re.fullmatch(REPOSITORY_PATTERN, repository):
+        raise click.BadParameter(f"{repository!r} is not OWNER/NAME", param_hint="--repository")
     files = _files(root, repository)
     if existing := [path for path in files if (root / path).exists()]:
         click.echo(f"exists already, nothing written: {', '.join(existing)}", err=True)

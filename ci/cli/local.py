@@ -42,7 +42,7 @@ def command(project: Project, workflow: str | None, event: str, filter_text: str
     inputs = {"job_filter": filter_text} if event == "workflow_dispatch" else {}
     try:
         found = local.run(project.root, name, project.specs().fleet, event, inputs, scratch=scratch, on_line=show)
-    except local.ActMissing as error:
+    except (local.ActMissing, OSError) as error:
         raise click.ClickException(str(error)) from error
     verdict = next(found.artifacts.glob("gate-a*/verdict.json"), None)
     if verdict is None:

@@ -29,6 +29,8 @@ COMMANDS = {
 }
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 141
+"""128 + SIGPIPE, as of any command whose reader went away. Never 0: the verdict of a red night could be lost with it."""
 
 
 class LazyGroup(click.Group):
@@ -110,4 +112,9 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        sys.exit(EXIT_BROKEN_PIPE)
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        click.echo("Error: " + ": ".join(str(part) for part in (error.filename, error.strerror) if part), err=True)
+        sys.exit(EXIT_USAGE)

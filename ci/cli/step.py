@@ -80,6 +80,9 @@ def command(project: Project, name: str) -> None:
       NIGHTCAP_WORKFLOW=nightly-nvidia GITHUB_EVENT_NAME=schedule nightcap step plan
     """
     step = Step.read(os.environ)
+    required = {"plan": step.workflow, "run": step.job and step.shard}
+    if not required.get(name, "set"):
+        raise click.UsageError(f"step {name} reads GitHub's environment and finds none; people use `nightcap {name}`")
     OUT.mkdir(parents=True, exist_ok=True)
     sys.exit({"plan": _plan, "run": _run, "gate": _gate}[name](project, step))
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import extract_tb
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
@@ -63,7 +64,7 @@ def render(specs: Specs, root: Path) -> list[Generated]:
     environment = _environment(root, _lock(root))
     files = [_workflow(environment, specs, name) for name in specs.workflows]
     header = _header("workflows/runners.yml and templates/action.yml.j2")
-    text = environment.get_template("action.yml.j2").render(header=header, install=specs.fleet.install.rstrip("\n"))
+    text = _text(environment, "action.yml.j2", header=header, install=specs.fleet.install.rstrip("\n"))
     files.append(Generated(ACTION, text))
     files.append(Generated(".github/actionlint.yaml", _linter_config(specs)))
     schemas = schema.render(f"{MARK} its models of the specs, for editors. `nightcap generate` writes it anew.")
@@ -87,12 +88,18 @@ def _workflow(environment: Environment, specs: Specs, name: str) -> Generated:
     values = workflow_values(name, workflow, specs.fleet)
     jobs = job_values(workflow, specs.fleet)
     header = _header(f"workflows/{name}.yml and templates/{template}")
-    try:
-        text = environment.get_template(template).render(header=header, workflow=values, jobs=jobs)
-    except TemplateError as error:
-        line = getattr(error, "lineno", None) or 0
-        raise SpecError([Problem(f"templates/{template}", line, "", str(error))]) from error
+    text = _text(environment, template, header=header, workflow=values, jobs=jobs)
     return Generated(f".github/workflows/{name}.yml", text, len(jobs))
+
+
+def _text(environment: Environment, template: str, **values: object) -> str:
+    """The text of a template. Raises SpecError for what its author did wrong, with the template's line."""
+    try:
+        return environment.get_template(template).render(values)
+    except (TemplateError, TypeError, ValueError) as error:
+        frames = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(template)]
+        line = getattr(error, "lineno", None) or (frames[-1] if frames else 0)
+        raise SpecError([Problem(f"templates/{template}", line or 0, "", str(error))]) from error
 
 
 def _header(sources: str) -> str:
@@ -133,6 +140,8 @@ def _lock(root: Path) -> dict[str, str]:
         raise SpecError([Problem(LOCK, 0, "", "the lock of actions is missing", "nightcap init writes one")])
     try:
         document = read(path.read_text(encoding="utf-8"), LOCK)
+    except UnicodeDecodeError as error:
+        raise SpecError([Problem(LOCK, 0, "", "is not UTF-8", "save the file as UTF-8")]) from error
     except YamlError as error:
         raise SpecError(Problem(LOCK, line, "", message) for line, message in error.problems) from error
     entries = document.value if isinstance(document.value, dict) else {}
