@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from ci.runner.options import RunOptions
 from ci.runner.shard import RunResult, run_shard
 
 SUITE = "s"
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,26 @@ class Bench:
         name = self.file(source)
         return self.run(unit(name, *(f"{name}::{test}" for test in tests)), **more)
 
+    def start(self, *units: Unit, **job: Any) -> subprocess.Popen[bytes]:
+        """The same in a process of its own, which runs on meanwhile."""
+        given = self.root / "job.json"
+        given.write_text(plan(*units, **job).model_dump_json())
+        driver = Path(__file__).with_name("driver.py")
+        return subprocess.Popen([sys.executable, str(driver), str(given), str(self.root)], env=self.env, cwd=REPOSITORY)
+
+    def journal(self) -> journal.Journal:
+        return journal.read(self.root / "results" / "journal.jsonl")
+
+    def wait_for(self, text: str, seconds: float = 20.0) -> None:
+        """Wait until the journal holds a text."""
+        path = self.root / "results" / "journal.jsonl"
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if path.exists() and text in path.read_text():
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"{text!r} did not come into the journal in {seconds} s")
+
     def survivors(self) -> list[str]:
         """Command lines of processes of this bench that still live."""
         return [
@@ -109,7 +133,8 @@ def bench(root: Path, environment: Mapping[str, str]) -> Bench:
     token = uuid.uuid4().hex
     ours = ("NIGHTCAP_", "PYTEST_", "CUDA_VISIBLE")
     env = {name: value for name, value in environment.items() if not name.startswith(ours)}
-    return Bench(root, {**env, "BENCH_TOKEN": token}, token)
+    # The driver of `start` finds our packages wherever they are installed or not.
+    return Bench(root, {**env, "BENCH_TOKEN": token, "PYTHONPATH": str(REPOSITORY)}, token)
 
 
 def unit(path: str, *tests: str, kind: str = "pytest", suite: str = SUITE, **more: Any) -> Unit:

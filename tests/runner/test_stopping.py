@@ -1,0 +1,134 @@
+"""The runner told to stop, or killed: how fast it leaves, what is on disk, and who is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+
+import pytest
+
+from ci.journal import ShardFinished, TestFinished, TestStarted, UnitFinished
+from ci.runner.exit_codes import ExitCode
+from ci.runner.host import end_left_overs
+from ci.runner.interrupts import Interrupted, Interrupts
+from tests.runner.harness import Bench, unit
+
+STUBBORN = """
+    import signal, subprocess, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def test_done(): pass
+    def test_long():
+        subprocess.Popen(["sleep", "62.5"], start_new_session=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_leaves_the_results_so_far_and_nobody_alive(bench: Bench, number: int) -> None:
+    other = bench.file("", "other.py")
+    process = bench.start(unit(bench.file(STUBBORN)), unit(other, other, kind="script"))
+    bench.wait_for("test_long")
+    process.send_signal(number)
+    assert process.wait(timeout=6) == ExitCode.INTERRUPTED
+    events = bench.journal().events
+    assert [(e.test, e.outcome) for e in events if isinstance(e, TestFinished)] == [("test_it.py::test_done", "passed")]
+    assert [(e.ending, e.detail) for e in events if isinstance(e, UnitFinished)] == [
+        ("interrupted", "stopped in test_it.py::test_long")
+    ]
+    assert isinstance(events[-1], ShardFinished)
+    assert events[-1].interrupted == signal.Signals(number).name
+    assert (bench.root / "results" / "junit.xml").exists()
+    assert bench.survivors() == []
+
+
+def test_a_stop_signal_cuts_a_wait_for_the_host_short() -> None:
+    started = time.monotonic()
+    with Interrupts() as interrupts:
+        subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -TERM {os.getpid()}"])
+        with pytest.raises(Interrupted), interrupts.raising():
+            time.sleep(20)
+    assert time.monotonic() - started < 10
+    assert interrupts.received == "SIGTERM"
+
+
+def test_what_a_killed_runner_leaves_is_found_and_ended_by_the_next_run(bench: Bench) -> None:
+    """A child in a session of its own outlives a runner that gets SIGKILL; its mark tells whose it was."""
+    process = bench.start(unit(bench.file(STUBBORN)))
+    bench.wait_for("test_long")
+    neighbour = subprocess.Popen(["sleep", "62.5"])  # the same command line, another job's
+    try:
+        time.sleep(0.5)
+        process.kill()
+        process.wait()
+        time.sleep(0.2)
+        assert bench.survivors() == ["sleep 62.5"]  # pytest itself dies with the runner
+        lines = end_left_overs(bench.root / "locks")
+        assert [line.rpartition(": ")[2].partition(" ")[2] for line in lines] == ["sleep 62.5"]
+        assert bench.survivors() == []
+        assert end_left_overs(bench.root / "locks") == ()
+        assert neighbour.poll() is None
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def test_a_run_that_lives_keeps_its_processes(bench: Bench) -> None:
+    process = bench.start(unit(bench.file(STUBBORN)))
+    bench.wait_for("test_long")
+    assert end_left_overs(bench.root / "locks") == ()
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.wait()
+
+
+MANY = """
+    import os, pytest
+    @pytest.mark.parametrize("i", range(200))
+    def test_a(i):
+        with open("ended.txt", "a") as file:
+            file.write(f"{i}\\n")
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_nothing_that_ended_is_lost_or_told_twice(bench: Bench) -> None:
+    """50 kills over the life of a run of 3 files with 200 tests each."""
+    dice = random.Random(2026)
+    for name in ("a", "b", "c"):
+        bench.file(MANY.replace("ended.txt", f"ended-{name}.txt"), f"test_{name}.py")
+    units = [unit(f"test_{name}.py") for name in ("a", "b", "c")]
+    for _ in range(50):
+        for name in ("a", "b", "c"):
+            (bench.root / f"ended-{name}.txt").unlink(missing_ok=True)
+        process = bench.start(*units)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=dice.uniform(0.3, 4.0))
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 5
+        while bench.survivors() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert bench.survivors() == []
+        _check_against_truth(bench)
+
+
+def _check_against_truth(bench: Bench) -> None:
+    path = bench.root / "results" / "journal.jsonl"
+    journal = bench.journal() if path.exists() else None
+    events = journal.events if journal else ()
+    assert journal is None or journal.unreadable <= 1
+    finished = Counter(event.test for event in events if isinstance(event, TestFinished))
+    started = Counter(event.test for event in events if isinstance(event, TestStarted))
+    assert max(finished.values(), default=1) == 1
+    assert max(started.values(), default=1) == 1
+    for name in ("a", "b", "c"):
+        ended = bench.root / f"ended-{name}.txt"
+        truth = ended.read_text().split() if ended.exists() else []
+        told = [test for test in finished if test.startswith(f"test_{name}.py")]
+        # The body of the last test may have ended just before pytest knew.
+        assert len(truth) - 1 <= len(told) <= len(truth)
