@@ -105,6 +105,9 @@ def _essence(o: Observation) -> tuple[str, str]:
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Observation]]:
     """(environment of the measurement, observations by name) of a stored file."""
+    if not path.exists():
+        command = f"python -m gpu_tests.graphs.calibrate --driver cuda --json {path}"
+        raise FileNotFoundError(f"no verdicts of a real GPU are stored; on a machine with one, run: {command}")
     stored = json.loads(path.read_text())
     return stored["environment"], {name: Observation(**o) for name, o in stored["snippets"].items()}
 

@@ -495,9 +495,10 @@ def _ctc(e: Inputs) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Probe:
-    """A story of several steps; `run` returns the word for what was seen."""
+    """A story of several steps; `run` returns the word for what was seen, `expected` is the right one."""
 
     name: str
+    expected: str
     run: Callable[[GraphDriver], str]
     kind: str = "probe"
     differs: str = ""
@@ -697,25 +698,25 @@ def _pinned_input_is_live(driver: GraphDriver) -> str:
 
 
 PROBES: tuple[Probe, ...] = (
-    Probe("output before the first replay", _output_before_replay),
-    Probe("capture leaves memory alone", _capture_leaves_memory),
-    Probe("warm-up runs for real", _warmup_runs),
-    Probe("replays accumulate", _replays_accumulate),
-    Probe("capture keeps the random state", _capture_keeps_rng),
-    Probe("random state advances per replay", _rng_advances),
-    Probe("random stream is the eager one", _rng_is_the_eager_stream),
-    Probe("rebinding is not seen", _rebinding_is_not_seen),
-    Probe("Python number is frozen", _python_number_is_frozen),
-    Probe("Python branch is frozen", _python_branch_is_frozen),
-    Probe("two graphs share a buffer", _two_graphs_share_a_buffer),
-    Probe("lazy constant of another graph", _lazy_constant_of_another_graph),
-    Probe("later graph spares a live output", _later_graph_spares_live_output),
-    Probe("earlier graph may clobber a later one", _earlier_graph_clobbers),
-    Probe("workspace is dirty on entry", _workspace_is_dirty),
-    Probe("freed buffer", _freed_buffer),
-    Probe("one graph feeds another", _chain_of_graphs),
-    Probe("refused capture is harmless", _refused_capture_is_harmless),
-    Probe("pinned input is live", _pinned_input_is_live),
+    Probe("output before the first replay", "nan", _output_before_replay),
+    Probe("capture leaves memory alone", "1", _capture_leaves_memory),
+    Probe("warm-up runs for real", "3", _warmup_runs),
+    Probe("replays accumulate", "3", _replays_accumulate),
+    Probe("capture keeps the random state", "same", _capture_keeps_rng),
+    Probe("random state advances per replay", "advances", _rng_advances),
+    Probe("random stream is the eager one", "same", _rng_is_the_eager_stream),
+    Probe("rebinding is not seen", "2", _rebinding_is_not_seen),
+    Probe("Python number is frozen", "2", _python_number_is_frozen),
+    Probe("Python branch is frozen", "2", _python_branch_is_frozen),
+    Probe("two graphs share a buffer", "6", _two_graphs_share_a_buffer),
+    Probe("lazy constant of another graph", "nan then 3", _lazy_constant_of_another_graph),
+    Probe("later graph spares a live output", "4", _later_graph_spares_live_output),
+    Probe("earlier graph may clobber a later one", "5 then lost", _earlier_graph_clobbers),
+    Probe("workspace is dirty on entry", "nan", _workspace_is_dirty),
+    Probe("freed buffer", "not the old value", _freed_buffer),
+    Probe("one graph feeds another", "50", _chain_of_graphs),
+    Probe("refused capture is harmless", "3", _refused_capture_is_harmless),
+    Probe("pinned input is live", "9", _pinned_input_is_live),
 )
 
 TABLE: tuple[Snippet | Probe, ...] = (*SNIPPETS, *PROBES)
