@@ -6,6 +6,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path, PurePosixPath
 
 import click
@@ -85,7 +88,13 @@ def command(project: Project, repository: str | None) -> None:
         raise click.UsageError("no remote origin to take the name from: pass --repository OWNER/NAME")
     if not re.fullmatch(REPOSITORY_PATTERN, repository):
         raise click.BadParameter(f"{repository!r} is not OWNER/NAME", param_hint="--repository")
-    files = _files(root, repository)
+    tests = _tests(root)
+    files = {
+        "workflows/runners.yml": RUNNERS.format(repository=repository),
+        "workflows/nightly.yml": NIGHTLY.format(suites=tests.declared, names=scalar(tests.suites)),
+        LOCK: packaged("actions.lock.yml").read_text(encoding="utf-8"),
+        **tests.written,
+    }
     if existing := [path for path in files if (root / path).exists()]:
         click.echo(f"exists already, nothing written: {', '.join(existing)}", err=True)
         sys.exit(EXIT_USAGE)
@@ -93,27 +102,45 @@ def command(project: Project, repository: str | None) -> None:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
         click.echo(f"written {path}")
+    if tests.left_out:
+        click.echo(f"left out: {', '.join(tests.left_out)} need GPUs, so a pool of your own and a job")
     click.echo("next: nightcap generate, then nightcap plan")
 
 
-def _files(root: Path, repository: str) -> dict[str, str]:
-    found = discover(root)
-    named = sorted({use.suite for file in found.files for use in file.uses})
-    folders = Counter(str(PurePosixPath(file.path).parent) for file in found.files if file.tests)
-    tests: dict[str, str] = {}
-    declared = ""
-    if not named and folders:
-        folder = min(folders, key=lambda one: (-folders[one], one))
-        pattern = "test_*.py" if folder == "." else f"{folder}/test_*.py"
-        declared = f"\nsuites:\n  smoke: {{files: {scalar([pattern])}}}\n"
-    elif not named:
-        tests["tests/test_smoke.py"] = FIRST_TEST
-    return {
-        "workflows/runners.yml": RUNNERS.format(repository=repository),
-        "workflows/nightly.yml": NIGHTLY.format(suites=declared, names=scalar(named or ["smoke"])),
-        LOCK: packaged("actions.lock.yml").read_text(encoding="utf-8"),
-        **tests,
-    }
+@dataclass(frozen=True)
+class FirstTests:
+    """What the first job runs."""
+
+    suites: list[str]
+    declared: str = ""
+    """Text of the spec that declares the suite, where no test file names one."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """A first test by path, where the tree has none."""
+    left_out: list[str] = field(default_factory=list)
+
+
+def _tests(root: Path) -> FirstTests:
+    """The suites that test files name and that need no GPU, else the tests of the fullest folder, else a first test."""
+    files = discover(root).files
+    gpus: dict[str, int] = {}
+    for use in (use for file in files for use in file.uses if use.disabled is None):
+        gpus[use.suite] = max(use.gpus, gpus.get(use.suite, 0))
+    left_out = sorted(suite for suite, count in gpus.items() if count)
+    if named := sorted(suite for suite, count in gpus.items() if not count):
+        return FirstTests(named, left_out=left_out)
+    taken = {_pattern(file.path) for file in files if file.uses}
+    patterns = Counter(pattern for file in files if file.tests and (pattern := _pattern(file.path)) not in taken)
+    if patterns:
+        pattern = min(patterns, key=lambda one: (-patterns[one], one))
+        return FirstTests(["smoke"], f"\nsuites:\n  smoke: {{files: {scalar([pattern])}}}\n", left_out=left_out)
+    return FirstTests(["smoke"], written={"tests/test_smoke.py": FIRST_TEST}, left_out=left_out)
+
+
+def _pattern(path: str) -> str:
+    """The glob of the test files beside this one that are named alike."""
+    folder, name = PurePosixPath(path).parent, PurePosixPath(path).name
+    glob = "test_*.py" if name.startswith("test_") else "*_test.py"
+    return str(PurePosixPath(escape(str(folder))) / glob)
 
 
 def _origin(root: Path) -> str | None:

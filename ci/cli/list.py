@@ -30,7 +30,7 @@ def command(project: Project, workflow: str | None, as_json: bool) -> None:
         return
     for name in names:
         jobs = specs.workflows[name].jobs
-        click.echo(f"{name}: {specs.workflows[name].title}, {len(jobs)} jobs")
+        click.echo(f"{name}: {specs.workflows[name].title}, {len(jobs)} job{'s' * (len(jobs) != 1)}")
         print_table(
             ("job", "pool", "suites", "tags", "shards", "timeout", "also known as"),
             [_row(key, job) for key, job in jobs.items()],

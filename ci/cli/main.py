@@ -30,7 +30,7 @@ COMMANDS = {
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_BROKEN_PIPE = 141
-"""128 + SIGPIPE, as of any command whose reader went away. Never 0: the verdict of a red night could be lost with it."""
+"""128 + SIGPIPE, as of any command whose reader went away. Never 0: `nightcap gate | head` may not turn green."""
 
 
 class LazyGroup(click.Group):
@@ -93,8 +93,7 @@ def cli(ctx: click.Context, root: Path, today: str | None) -> None:
 
 def main() -> None:
     """Run the command line; a user's mistake is printed, never shown as a traceback."""
-    from ci.spec.filter import FilterError
-    from ci.spec.problems import SpecError
+    from ci.spec.problems import FilterError, SpecError
 
     try:
         cli(standalone_mode=False)

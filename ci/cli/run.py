@@ -69,5 +69,5 @@ def _shard(job: PlannedJob, text: str) -> Shard:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if count != len(job.shards):
-        raise click.UsageError(f"job {job.key} has {len(job.shards)} shards, not {count}")
+        raise click.UsageError(f"job {job.key} has {len(job.shards)} shard{'s' * (len(job.shards) != 1)}, not {count}")
     return job.shards[index - 1]
