@@ -24,9 +24,8 @@ from ci.gate import Night, judge, load_needs, load_plan, load_results
 from ci.gate import report as gate_report
 from ci.gha.commands import Annotation, append_summary, inert, shown, summary_room, write_outputs
 from ci.plan import Plan, PlannedJob
-from ci.spec.filter import FilterError
 from ci.spec.models import format_duration
-from ci.spec.problems import SpecError
+from ci.spec.problems import FilterError, SpecError
 
 OUT = Path(".nightcap/out")
 ARTIFACTS = Path(".nightcap/artifacts")

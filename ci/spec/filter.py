@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ci.spec.models import Job, Workflow
-from ci.spec.problems import nearest, shown
+from ci.spec.problems import FilterError, nearest, shown
 
 MAX_CHARACTERS = 2_000
 
@@ -26,14 +26,6 @@ _FACETS: Mapping[str, Callable[[Job], list[str]]] = {
     "pool": lambda job: [job.pool] if job.pool else [],
     "suite": lambda job: list(job.suites),
 }
-
-
-class FilterError(Exception):
-    """The filter selects nothing that anybody meant; `problems` holds one line for each bad term."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(problems))
 
 
 @dataclass(frozen=True)

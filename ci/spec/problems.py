@@ -32,6 +32,14 @@ class SpecError(Exception):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class FilterError(Exception):
+    """The filter selects nothing that anybody meant; `problems` holds one line for each bad term."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     """`did you mean 'a', 'b'?` for the names nearest to `word`, or an empty text when none is near."""
     near = nearest(word, known, most=most)

@@ -13,7 +13,7 @@ import pytest
 from ci.cli.project import Project
 from ci.cli.step import FILTER_INPUT
 from ci.plan import Plan
-from ci.spec.filter import FilterError
+from ci.spec.problems import FilterError
 
 ROOT = Path(__file__).parents[2]
 TODAY = date(2026, 12, 1)

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.spec.filter import FilterError, Selection, select
+from ci.spec.filter import Selection
 from ci.spec.models import Workflow
+from ci.spec.filter import select
+from ci.spec.problems import FilterError
 
 WORKFLOW = Workflow.model_validate(
     {
