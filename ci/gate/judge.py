@@ -96,7 +96,7 @@ def _plan_job(results: Results | None) -> Iterator[Finding]:
     if results is not None and planned is None:
         yield finding("not-in-needs", "the gate does not wait for the job that plans", job=PLAN_JOB)
     if planned and planned.result != "success":
-        error = planned.outputs.get("error")
+        error = (planned.outputs or {}).get("error")
         reason = f": {error}" if isinstance(error, str) and error else ""
         yield finding("plan-failed", f"the plan job's result is {planned.result}{reason}", job=PLAN_JOB)
 

@@ -70,9 +70,9 @@ def _latest(journals: Sequence[Headed], plan_hash: str) -> list[Headed]:
     if len(latest) < 2:
         return latest
 
-    def order(one: Headed) -> tuple[bool, int, str]:
+    def order(one: Headed) -> tuple[bool, int, int, str]:
         text = "".join(map(line, one.journal.events))
-        return one.head.plan_hash != plan_hash, -len(one.journal.events), text
+        return one.head.plan_hash != plan_hash, -len(one.journal.events), one.journal.unreadable, text
 
     return sorted(latest, key=order)
 

@@ -137,8 +137,16 @@ def test_a_retry_after_a_crash_at_import_gives_every_parameter_its_first_result(
 
 
 def test_two_results_of_one_attempt_are_a_duplicate(judged: Callable[..., Night]) -> None:
-    night = judged({"results": PASSED | {B: "twice"}})
-    assert red(night) == [("duplicate", "mla", "1-of-1", (B,))]
+    assert red(judged({"results": PASSED | {B: "twice"}})) == [("duplicate", "mla", "1-of-1", (B,))]
+
+
+@pytest.mark.parametrize("kept", ["test_started", "test_finished"])
+def test_a_second_start_or_a_second_end_is_enough_to_be_a_duplicate(plan: Plan, record: Record, kept: str) -> None:
+    twice = record(plan, "mla", "1-of-1", {F: [{"results": PASSED | {B: "twice"}}]})
+    other = "test_finished" if kept == "test_started" else "test_started"
+    line = max(n for n, event in enumerate(twice.events) if event.event == other and event.test == B)
+    events = twice.events[:line] + twice.events[line + 1 :]
+    assert kinds(judge(plan, None, [replace(twice, events=events)])) == ["duplicate"]
 
 
 @pytest.mark.parametrize(
@@ -266,6 +274,19 @@ def test_a_missing_end_of_a_file_is_a_hole(plan: Plan, record: Record) -> None:
     assert kinds(judge(plan, None, [replace(whole, events=events)])) == ["holed-journal"]
 
 
+def test_a_completed_attempt_without_a_result_is_a_hole_even_if_a_later_one_has_it(
+    judged: Callable[..., Night],
+) -> None:
+    night = judged({"results": PASSED | {B: None}}, {"results": {B: "passed"}})
+    assert [(one.kind, one.tests) for one in night.problems] == [("holed-journal", (B,))]
+
+
+def test_an_attempt_that_left_no_line_is_a_hole(plan: Plan, record: Record) -> None:
+    whole = record(plan, "mla", "1-of-1", {F: [{"results": PASSED}, {"results": PASSED}]})
+    events = tuple(event for event in whole.events if getattr(event, "attempt", 2) == 2)
+    assert kinds(judge(plan, None, [replace(whole, events=events)])) == ["holed-journal"]
+
+
 def test_an_interrupted_shard_explains_its_lost_tests_once(judged: Callable[..., Night]) -> None:
     attempt = {"results": {A: "passed", B: None, C: "never"}, "ending": "interrupted"}
     night = judged(attempt, exit_code=130, interrupted="SIGTERM")
@@ -279,6 +300,9 @@ def test_a_copy_of_a_journal_changes_nothing_and_a_different_one_is_red(plan: Pl
     assert judge(plan, None, [one, replace(one, source="copy")]) == judge(plan, None, [one])
     assert kinds(judge(plan, None, [one, other])) == ["two-journals"]
     assert judge(plan, None, [one, other]) == judge(plan, None, [other, one])
+    damaged = replace(one, unreadable=1)
+    assert kinds(judge(plan, None, [one, damaged])) == ["two-journals"]
+    assert judge(plan, None, [one, damaged]) == judge(plan, None, [damaged, one])
 
 
 def test_the_latest_attempt_of_each_shard_wins(make_plan: MakePlan, record: Record) -> None:
@@ -298,6 +322,19 @@ def test_the_latest_attempt_of_each_shard_wins(make_plan: MakePlan, record: Reco
     assert verdicts(judge(plan, None, [passed, kept, died, new])) == {A: "passed", f"{x}[0]": "flaky"}
     worse = replace(new, events=old.events[:1] + new.events[1:])  # the same results, said to be attempt 1
     assert judge(plan, None, [kept, old, worse]).exit_code != 0
+
+
+def test_a_failure_under_another_plan_is_no_history(plan: Plan, record: Record) -> None:
+    old = record(plan, "mla", "1-of-1", {F: [{"results": PASSED | {A: "failed"}}]}, plan_hash="feed")
+    new = record(plan, "mla", "1-of-1", {F: [{"results": PASSED}]}, run_attempt=2)
+    assert verdicts(judge(plan, None, [old, new])) == PASSED
+
+
+def test_problems_come_with_the_worst_first(make_plan: MakePlan, record: Record) -> None:
+    plan = make_plan({"a": [{F: [A]}], "b": [{F: [A]}]})
+    failed = record(plan, "b", "1-of-1", {F: [{"results": {A: "failed"}}]}, exit_code=1)
+    night = judge(plan, None, [failed])
+    assert [(one.job, one.kind) for one in night.findings] == [("b", "failed"), ("a", "missing-shard")]
 
 
 def test_a_test_reported_by_two_shards_is_a_duplicate(make_plan: MakePlan, record: Record) -> None:
@@ -355,6 +392,12 @@ def test_a_failed_test_explains_githubs_failure(plan: Plan, record: Record) -> N
     journal = record(plan, "mla", "1-of-1", {F: [{"results": PASSED | {A: "failed"}}]}, exit_code=1)
     assert kinds(judge(plan, results(mla="failure"), [journal])) == ["failed"]
     assert judge(plan, results(mla="success"), [journal]).verdict == "failed"
+
+
+def test_a_flaky_test_does_not_explain_githubs_failure(plan: Plan, record: Record) -> None:
+    attempts = [{"results": PASSED | {A: "failed"}}, {"results": {A: "passed"}}]
+    night = judge(plan, results(mla="failure"), [record(plan, "mla", "1-of-1", {F: attempts})])
+    assert kinds(night) == ["job-failed"]
 
 
 def test_a_selected_job_that_was_skipped_is_named_once_with_all_its_tests(plan: Plan) -> None:

@@ -250,9 +250,9 @@ def test_what_is_no_plan_is_an_error_of_one_line(make_plan: MakePlan, tmp_path: 
         load_results(tmp_path / "nowhere")
 
 
-def test_githubs_needs_are_read_as_github_writes_them() -> None:
+def test_needs_are_read_as_github_and_act_write_them() -> None:
     needs = load_needs(
-        '{"plan": {"result": "success", "outputs": {"jobs": "[]"}}, "a": {"result": "skipped", "outputs": {}}}'
+        '{"plan": {"result": "success", "outputs": {"jobs": "[]"}}, "a": {"result": "skipped", "outputs": null}}'
     )
     assert {key: job.result for key, job in needs.items()} == {"plan": "success", "a": "skipped"}
     with pytest.raises(ValueError, match="not the JSON of `needs`"):
