@@ -32,10 +32,8 @@ def console(*, stderr: bool = False) -> Console:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """Print rows under their columns; words with a meaning get their colour."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    cells = list(rows)
-    for index, column in enumerate(columns):
-        one_word = all(" " not in row[index] for row in cells)  # a key that is cut in two cannot be copied
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=one_word)
-    for row in cells:
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
         table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
     console().print(table)
