@@ -285,7 +285,7 @@ def selected(kernel: Kernel, shape: Shape) -> bool:
     if kernel.device == "cuda":
         return True
     if kernel.backend == "triton":
-        return shape.max_seq_len < 40 and shape.heads < 128 and shape.page_size == 16
+        return shape.max_seq_len < 40 and shape.heads == 16 and shape.page_size == 16
     return shape.max_seq_len < 300 and (shape.heads < 128 or shape.page_size == 64)
 
 

@@ -24,6 +24,7 @@ bits whatever else is in the batch, as long as batch size, `max_q_len` and `max_
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,7 +43,7 @@ __all__ = [
     "workspace_bytes",
 ]
 
-Backend = Literal["auto", "triton", "torch"]
+Backend = Literal["auto", "gluon", "triton", "torch"]
 EmptyRows = Literal["strict", "safe"]
 Scale = float | Tensor
 
@@ -269,20 +270,21 @@ class _Launch:
         if lse is None:
             lse = self.query.new_empty(num_tokens, num_heads, dtype=torch.float32)
         self._check(problems, out, lse)
-        problems.unless(backend in ("auto", "triton", "torch"), "backend", backend, "auto, triton or torch")
+        known = backend in ("auto", "gluon", "triton", "torch")
+        problems.unless(known, "backend", backend, "auto, gluon, triton or torch")
         problems.raise_if_any()
         if backend == "torch" or (backend == "auto" and self.query.device.type == "cpu"):
             torch_decode.paged_decode_torch(out, lse, *self._op_arguments())
         else:
             # Triton is an optional dependency: a machine without a GPU does not need it.
-            from gpu_tests.reference import triton_decode
-
-            triton_decode.check(self.query, self.k, self.head_dim_v, self.v is None, problems)
+            module = "gluon_mla" if backend == "gluon" else "triton_decode"
+            kernel = importlib.import_module(f"gpu_tests.reference.{module}")
+            kernel.check(self.query, self.k, self.head_dim_v, self.v is None, problems)
             batch = self.block_tables.shape[0]
-            needed = triton_decode.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
+            needed = kernel.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
             problems.buffer("workspace_buffer", workspace, needed, self.query.device)
             problems.raise_if_any()
-            triton_decode.paged_decode_triton(out, lse, workspace, *self._op_arguments())
+            kernel.paged_decode(out, lse, workspace, *self._op_arguments())
         return out, lse
 
     def _op_arguments(self) -> tuple[object, ...]:

@@ -65,7 +65,8 @@ class PagedKV:
         """The first `length` tokens of the request with these pages, as stored: [S, Hkv, D], [S, Hkv, Dv]."""
         slots = self.slots(pages, length)
         page, offset = slots // self.page_size, slots % self.page_size
-        return self.k[page, offset], self.v[page, offset]
+        k, v = (_bits(side)[page, offset].view(side.dtype) for side in (self.k, self.v))
+        return k, v
 
     def gather(self, pages: Tensor | Sequence[int], length: int) -> tuple[Tensor, Tensor]:
         """As `stored`, dequantised: what the oracle is given, fp64."""
@@ -82,9 +83,9 @@ class PagedKV:
         scales.
         """
         page, offset = slots // self.page_size, slots % self.page_size
-        self.k[page, offset] = (k / self.k_scale).to(self.k.dtype)
+        _bits(self.k)[page, offset] = _bits((k / self.k_scale).to(self.k.dtype))
         if v is not None:
-            self.v[page, offset] = (v / self.v_scale).to(self.v.dtype)
+            _bits(self.v)[page, offset] = _bits((v / self.v_scale).to(self.v.dtype))
 
     def slots(self, pages: Tensor | Sequence[int], length: int) -> Tensor:
         """The slots of the first `length` tokens of the request with these pages: int64 [length]."""
@@ -166,6 +167,11 @@ def shuffled_page_table(
         table[row, :count] = order[start : start + count]
         start += count
     return table
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """fp8 as bytes: not every operation on fp8 tensors exists on every device."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _poison(pages: int, elements: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:

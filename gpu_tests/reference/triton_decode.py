@@ -7,12 +7,11 @@ values are the first columns of the keys: one load feeds both products, and the 
 narrow tile.
 
 * The grid comes from shapes alone; lengths, pages, offsets and tensor scales are read on the device.
-* A split whose range is empty writes LSE = -inf and nothing else; `_combine` reads only parts that were
+* A split whose range is empty writes LSE = -inf and nothing else; `combine` reads only parts that were
   written, so the workspace may be dirty. Nothing in it has to survive a launch.
 * Loads are masked by key, so that what lies in dead slots (NaN too) never meets the weights.
 * A GPU kernel cannot raise: a length above `max_seq_len` or a page id outside of the pool poisons the
   request's rows with NaN, and memory outside of the pool is not read.
-* `_combine` uses one warp per row, or eight warps per 128 columns when few rows have many splits.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpu_tests.reference.combine import combine, partial_results, rows_of_request
 from gpu_tests.reference.preconditions import Problems
 from gpu_tests.reference.splits import choose_splits, partial_bytes
 
@@ -42,9 +42,9 @@ class _Tile(NamedTuple):
 
 def _tile(rows: int, head_dim: int, page_size: int, element_size: int) -> _Tile:
     """The tile for `rows` query rows on one KV head. Figures measured on an H200, see docs/gpu-results.md."""
-    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if element_size == 4:
-        return _Tile(tile_rows, 16 if head_dim > 256 else 32, 4, 1)
+        return _Tile(16, 16 if head_dim > 256 else 32, 4, 1)
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if head_dim <= 256:
         return _Tile(tile_rows, 64, 4, 3)
     if tile_rows == 16:
@@ -67,15 +67,6 @@ def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Pro
         problems.unless(fits, f"kv_cache ({name})", width, "a power of two from 16 in Triton")
 
 
-@triton.jit
-def _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED: tl.constexpr):
-    """First row of the request in the query, and how many it has."""
-    if RAGGED:
-        first = tl.load(cum_seq_lens_q + request)
-        return first, tl.minimum(tl.load(cum_seq_lens_q + request + 1) - first, max_q_len)
-    return request * max_q_len, max_q_len
-
-
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _split(
     query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
@@ -90,7 +81,7 @@ def _split(
     """One split of the keys of one request, one KV head, `ROWS` packed query rows."""
     tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     split, request = tl.program_id(1), tl.program_id(2)
-    first_row, q_len = _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     length = tl.load(seq_lens + request)
     too_long = length > max_seq_len
     length = tl.where(too_long, 0, length)
@@ -123,7 +114,7 @@ def _split(
     acc = tl.zeros([ROWS, DV], tl.float32)
     outside = tl.zeros([KEYS], tl.int32)
     key = begin * KEYS + tl.arange(0, KEYS)
-    pages = block_tables + request * table_row.to(tl.int64)
+    pages = block_tables + request.to(tl.int64) * table_row
     # Page ids are loaded one block ahead: otherwise the pipeline's stages are spent on waiting for them.
     next_page = tl.load(pages + key // PAGE, mask=key < length, other=0)
     for _ in range(begin, end):
@@ -177,57 +168,6 @@ def _split(
     tl.store(part_rows, acc / total[:, None], mask=(live_row & written)[:, None])
 
 
-@triton.jit(do_not_specialize=RUNTIME_INTEGERS)
-def _combine(
-    out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
-    out_token, out_head, lse_token, num_splits, max_q_len,
-    HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr,
-    SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """One row (request, token, head) and `COLUMNS` of its columns."""
-    part = tl.program_id(0).to(tl.int64)
-    head = part % HEADS
-    token = (part // HEADS) % max_q_len
-    request = part // HEADS // max_q_len
-    first_row, q_len = _rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    if token >= q_len:
-        return
-    splits = tl.arange(0, MAX_SPLITS)
-    lses = tl.load(part_lse + part * num_splits + splits, mask=splits < num_splits, other=float("-inf"))
-    poisoned = tl.max(tl.where(lses != lses, 1, 0), 0) > 0
-    top = tl.max(lses, 0)
-    finite_top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(lses - finite_top), 0)
-    denominator = total
-    if SINKS:  # once per row, whatever the number of splits
-        denominator += tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - finite_top)
-
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    acc = tl.zeros([COLUMNS], tl.float32)
-    for begin in range(0, num_splits, CHUNK):
-        some = begin + tl.arange(0, CHUNK)
-        some_lse = tl.load(part_lse + part * num_splits + some, mask=some < num_splits, other=float("-inf"))
-        weights = tl.exp2(some_lse - finite_top)
-        rows = part_out + (part * num_splits + some)[:, None] * DV + columns[None, :]
-        values = tl.load(rows, mask=(some_lse > float("-inf"))[:, None], other=0.0)
-        acc += tl.sum(weights[:, None] * values, 0)
-
-    scale = out_scale
-    if SCALE_TENSOR:
-        scale *= tl.load(out_scale_tensor)
-    result = tl.where(total == 0.0, 0.0, acc / denominator * scale)
-    lse = tl.where(total == 0.0, float("-inf"), finite_top + tl.log2(total))
-    if STRICT:
-        poisoned |= tl.load(seq_lens + request) <= 0
-    result = tl.where(poisoned, float("nan"), result)
-    lse = tl.where(poisoned, float("nan"), lse)
-    row = first_row + token
-    tl.store(out + row * out_token + head * out_head + columns, result.to(out.dtype.element_ty))
-    if tl.program_id(1) == 0:
-        tl.store(lse_out + row * lse_token + head, lse)
-
-
 def splits_for(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
     """The number of splits of a launch that writes `out` [num_tokens, H, Dv], on its device."""
     on_gpu = out.device.type == "cuda"
@@ -242,7 +182,7 @@ def needed_bytes(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_se
 
 
 @torch.library.custom_op("nightcap::paged_decode_triton", mutates_args=("out", "lse", "workspace"))
-def paged_decode_triton(
+def paged_decode(
     out: Tensor,
     lse: Tensor,
     workspace: Tensor,
@@ -271,9 +211,7 @@ def paged_decode_triton(
     group = num_heads // kv_heads
     head_dim = k.shape[3] if v is not None else head_dim_v
     num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
-    num_parts = batch * max_q_len * num_heads * num_splits
-    scratch = workspace.view(-1).view(torch.uint8)[: 4 * num_parts * (head_dim_v + 1)].view(torch.float32)
-    part_lse, part_out = scratch[:num_parts], scratch[num_parts:]
+    part_out, part_lse = partial_results(workspace, batch * max_q_len * num_heads, num_splits, head_dim_v)
     values = k if v is None else v
 
     rows = group * max_q_len
@@ -292,13 +230,7 @@ def paged_decode_triton(
         ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
-    many_splits = num_splits >= 32
-    columns = min(head_dim_v, 128) if many_splits else head_dim_v
-    _combine[(batch * max_q_len * num_heads, head_dim_v // columns)](
+    combine(
         out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-        out.stride(0), out.stride(1), lse.stride(0), num_splits, max_q_len,
-        HEADS=num_heads, DV=head_dim_v, RAGGED=cum_seq_lens_q is not None, SINKS=sinks is not None,
-        SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
-        MAX_SPLITS=triton.next_power_of_2(num_splits), CHUNK=32 if many_splits else 1, COLUMNS=columns,
-        num_warps=8 if many_splits else 1,
+        num_splits=num_splits, max_q_len=max_q_len, strict=strict,
     )  # fmt: skip

@@ -1,0 +1,332 @@
+"""MLA decode on Hopper in Triton Gluon: three roles in one CTA, split KV, then the shared combine.
+
+One CTA takes 64 packed query rows (query tokens x heads) of one request and one split of its keys, in blocks
+of 64 keys. The design is FlashMLA's problem (an accumulator of 64 x 512 fp32 fills half of the register file,
+so that two output tiles for ping-pong do not fit) solved by roles that hand blocks over in one direction:
+
+    load    (1 warp):   wait free[s]    -> TMA of latent [64, 512] and rope [64, 64] into stage s -> full[s]
+    scores  (4 warps):  wait full[s]    -> Q K^T, mask, softmax -> P into the rope tile of stage s -> weights[s]
+    values  (8 warps):  wait weights[s] -> rescale, P V for 512 columns -> free[s]
+
+* The rope columns of a block are dead once its scores are known, so P takes their place: the 16 kB that two
+  buffers of P would need are not there (Q 72 kB, two stages of 72 kB each, 227 kB in all).
+* The maximum is lazy: it is renewed only when a score exceeds it by 2^8, so that most blocks rescale by 1
+  (FlashAttention-4's conditional rescaling has the same threshold).
+* Keys past the length are zeroed in shared memory, since 0 * NaN is NaN.
+* A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
+
+Frozen in a graph: pointers, shapes, strides, floats, and the two tensor maps of the cache and of the query.
+Live: contents of `seq_lens`, `block_tables`, `cum_seq_lens_q`, `sinks` and tensor scales.
+
+Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; weight absorption,
+DeepSeek-V2 2024, section 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gpu_tests.reference.combine import combine, partial_results
+from gpu_tests.reference.preconditions import Problems
+from gpu_tests.reference.triton_decode import needed_bytes, splits_for
+
+__all__ = ["check", "needed_bytes", "paged_decode"]
+
+LOG2E = math.log2(math.e)
+ROWS = gl.constexpr(64)
+KEYS = gl.constexpr(64)
+LATENT = gl.constexpr(512)
+ROPE = gl.constexpr(64)
+STAGES = gl.constexpr(2)
+LAZY = gl.constexpr(8.0)
+"""By how many powers of two a score may exceed the running maximum before that is renewed."""
+
+SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+VALUE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
+TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+PAGES = (64, 128)
+"""Page sizes: a block of keys lies in one page."""
+
+SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(160), gl.constexpr(24)
+RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
+"""Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
+
+
+@gluon.jit
+def _load_role(
+    q_latent_map, q_rope_map, latent_map, rope_map, q_latent, q_rope, latent, rope, q_full, full, free,
+    pages, query_row, begin, end, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Fills the query tile once, and one stage after the other."""
+    mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
+    tma.async_copy_global_to_shared(q_latent_map, [query_row, 0], q_full, q_latent)
+    tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+    # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
+    next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
+    for block in range(begin, end):
+        page = next_page
+        next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+        step = block - begin
+        stage = step % STAGES
+        mbarrier.wait(free.index(stage), (step // STAGES & 1) ^ 1)
+        mbarrier.expect(full.index(stage), KEYS * (LATENT + ROPE) * 2)
+        slot = block * KEYS % PAGE
+        tma.async_copy_global_to_shared(latent_map, [page, slot, 0], full.index(stage), latent.index(stage))
+        tma.async_copy_global_to_shared(rope_map, [page, slot, LATENT], full.index(stage), rope.index(stage))
+
+
+@gluon.jit
+def _clear_dead_keys(latent, live_keys):
+    """Zeroes rows `live_keys` and up of a latent tile: their weights are 0, but 0 * NaN is NaN."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, layout))
+    for column in gl.static_range(0, LATENT, 64):
+        part = latent.slice(column, 64, dim=1)
+        part.store(gl.where((key < live_keys)[:, None], part.load(layout), 0.0))
+
+
+@gluon.jit
+def _score_role(
+    q_latent, q_rope, latent, rope, shrinks, totals, q_full, full, weights_ready, totals_ready,
+    pages, mask, part_lse, scale, first_part, row_of_tile, begin, end, length, q_len, poisoned,
+    num_splits, num_pages, mask_row, HEADS: gl.constexpr, PAGE: gl.constexpr, MASK: gl.constexpr,
+):  # fmt: skip
+    """Scores and softmax of each block; at the end the sums and the LSE of the split."""
+    rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
+    row = row_of_tile + gl.arange(0, ROWS, layout=rows)
+    token = row // HEADS
+    live_row = token < q_len
+    position = length - q_len + token
+    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
+    top = gl.full([ROWS], float("-inf"), gl.float32, rows)
+    total = gl.zeros([ROWS], gl.float32, rows)
+    next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
+    mbarrier.wait(q_full, 0)
+    for block in range(begin, end):
+        page = next_page
+        next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+        step = block - begin
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), step // STAGES & 1)
+        scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
+        keys = latent.index(stage).reshape([KEYS, LATENT])
+        rope_keys = rope.index(stage).reshape([KEYS, ROPE])
+        scores = warpgroup_mma(q_latent, keys.permute([1, 0]), scores, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
+        poisoned |= (page < 0) | (page >= num_pages)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        scores *= scale
+        if (block + 1) * KEYS > length - q_len + 1:
+            key = block * KEYS + key_of_block
+            visible = key[None, :] <= position[:, None]
+            if MASK:
+                draft = gl.maximum(key - (length - q_len), 0)
+                in_draft = live_row[:, None] & ((key >= length - q_len) & (draft < q_len))[None, :]
+                words = mask + token[:, None] * mask_row + (draft // 16)[None, :]
+                bits = gl.load(words, mask=in_draft, other=0xFFFF).to(gl.int32)
+                visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
+            scores = gl.where(visible, scores, float("-inf"))
+        peak = gl.max(scores, 1)
+        new_top = gl.where(peak > top + LAZY, peak, top)
+        finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = gl.exp2(top - finite_top)
+        weights = gl.exp2(scores - finite_top[:, None])
+        total = total * shrink + gl.sum(weights, 1)
+        top = new_top
+        rope_keys.store(weights.to(gl.bfloat16))
+        shrinks.index(stage).store(shrink)
+        if (block + 1) * KEYS > length:
+            _clear_dead_keys(keys, length - block * KEYS)
+        fence_async_shared()
+        mbarrier.arrive(weights_ready.index(stage))
+    totals.store(total)
+    mbarrier.arrive(totals_ready)
+    lse = gl.where(total != 0.0, top + gl.log2(total), float("-inf"))
+    lse = gl.where(poisoned, float("nan"), lse)
+    gl.store(part_lse + (first_part + row).to(gl.int64) * num_splits, lse, mask=live_row)
+
+
+@gluon.jit
+def _value_role(
+    latent, rope, shrinks, totals, weights_ready, totals_ready, free,
+    part_out, first_part, row_of_tile, live_rows, begin, end, num_splits,
+):  # fmt: skip
+    """The weighted sum of each block; at the end the quotient."""
+    rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
+    acc = gl.zeros([ROWS, LATENT], gl.float32, VALUE_LAYOUT)
+    for block in range(begin, end):
+        step = block - begin
+        stage = step % STAGES
+        mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
+        acc *= shrinks.index(stage).load(rows)[:, None]
+        weights = rope.index(stage).reshape([ROWS, KEYS])
+        values = latent.index(stage).reshape([KEYS, LATENT])
+        acc = warpgroup_mma(weights, values, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(free.index(stage))
+    mbarrier.wait(totals_ready, 0)
+    total = totals.load(rows)
+    row = row_of_tile + gl.arange(0, ROWS, layout=rows)
+    column = gl.arange(0, LATENT, layout=gl.SliceLayout(0, VALUE_LAYOUT))
+    part_rows = part_out + (first_part + row).to(gl.int64)[:, None] * num_splits * LATENT
+    written = (row < live_rows) & (total != 0.0)
+    gl.store(part_rows + column[None, :], acc / total[:, None], mask=written[:, None])
+
+
+@gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
+def _mla_split(
+    q_latent_map, q_rope_map, latent_map, rope_map,
+    block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
+    score_scale, score_scale_tensor, table_row, mask_request, mask_row,
+    num_splits, max_q_len, max_seq_len, num_pages,
+    HEADS: gl.constexpr, PAGE: gl.constexpr,
+    RAGGED: gl.constexpr, MASK: gl.constexpr, SCALE_TENSOR: gl.constexpr,
+):  # fmt: skip
+    """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2)."""
+    row_of_tile = gl.program_id(0) * ROWS
+    split = gl.program_id(1)
+    request = gl.program_id(2)
+    first_row = request * max_q_len
+    q_len = max_q_len
+    if RAGGED:
+        first_row = gl.load(cum_seq_lens_q + request)
+        q_len = gl.minimum(gl.load(cum_seq_lens_q + request + 1) - first_row, max_q_len)
+    length = gl.load(seq_lens + request)
+    poisoned = length > max_seq_len
+    length = gl.where(poisoned, 0, length)
+    blocks = gl.cdiv(length, KEYS)
+    per_split = gl.cdiv(blocks, num_splits)
+    begin = split * per_split
+    end = gl.minimum(begin + per_split, blocks)
+    scale = score_scale
+    if SCALE_TENSOR:
+        scale *= gl.load(score_scale_tensor)
+    first_part = request * max_q_len * HEADS
+    pages = block_tables + request.to(gl.int64) * table_row
+
+    q_latent = gl.allocate_shared_memory(gl.bfloat16, [ROWS, LATENT], TILE)
+    q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
+    latent = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, LATENT], PAGE_TILE)
+    rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
+    shrinks = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], VECTOR)
+    totals = gl.allocate_shared_memory(gl.float32, [ROWS], VECTOR)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    totals_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    weights_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(q_full, count=1)
+    mbarrier.init(totals_ready, count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(weights_ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=1)
+
+    gl.warp_specialize(
+        [
+            (_value_role, (latent, rope, shrinks, totals, weights_ready, totals_ready, free,
+                           part_out + split * LATENT, first_part, row_of_tile, q_len * HEADS, begin, end,
+                           num_splits)),
+            (_score_role, (q_latent, q_rope, latent, rope, shrinks, totals,
+                           q_full, full, weights_ready, totals_ready,
+                           pages, mask + request * mask_request if MASK else mask, part_lse + split, scale,
+                           first_part, row_of_tile, begin, end, length, q_len, poisoned,
+                           num_splits, num_pages, mask_row, HEADS, PAGE, MASK)),
+            (_load_role, (q_latent_map, q_rope_map, latent_map, rope_map, q_latent, q_rope, latent, rope,
+                          q_full, full, free, pages, first_row * HEADS + row_of_tile, begin, end, PAGE)),
+        ],
+        [4, 1],
+        [SCORE_REGISTERS, LOAD_REGISTERS],
+    )  # fmt: skip
+
+
+def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
+    """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576]."""
+    rows = query.flatten(0, 1)
+    pages = k.squeeze(2)
+    keys = min(KEYS.value, k.shape[1])
+    return (
+        TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, LATENT.value], TILE.value),
+        TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, LATENT.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
+    )
+
+
+def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Problems) -> None:
+    """What this kernel asks for beyond the common preconditions."""
+    device = query.device
+    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    problems.unless(on_hopper, "query", f"device {device}", "on a Hopper GPU (sm_90) in Gluon")
+    problems.unless(latent and k.shape[2] == 1, "kv_cache", list(k.shape), "an MLA cache in Gluon")
+    width = [LATENT.value, k.shape[-1] - head_dim_v]
+    problems.unless(
+        [head_dim_v, width[1]] == [LATENT.value, ROPE.value], "kv_cache", width, "512 latent and 64 rope columns"
+    )
+    for name, tensor in (("query", query), ("kv_cache", k)):
+        problems.unless(tensor.dtype == torch.bfloat16, name, tensor.dtype, "bfloat16 in Gluon")
+        # TMA: addresses and strides are multiples of 16 bytes.
+        aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:2])
+        problems.unless(aligned, name, f"strides {list(tensor.stride())}", "aligned to 16 bytes in Gluon")
+    dense = query.stride(0) == query.shape[1] * query.stride(1)
+    problems.unless(dense, "query", f"strides {list(query.stride())}", "tokens without gaps in Gluon")
+    problems.unless(k.shape[1] in PAGES, "kv_cache", f"pages of {k.shape[1]}", f"pages of {PAGES} in Gluon")
+
+
+@torch.library.custom_op("nightcap::paged_decode_gluon", mutates_args=("out", "lse", "workspace"))
+def paged_decode(
+    out: Tensor,
+    lse: Tensor,
+    workspace: Tensor,
+    query: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bmm1_scale: float,
+    bmm1_scale_tensor: Tensor | None,
+    bmm2_scale: float,
+    bmm2_scale_tensor: Tensor | None,
+    max_q_len: int,
+    max_seq_len: int,
+    window_left: int,
+    strict: bool,
+) -> None:
+    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    written. `v` is None and `window_left` -1: this is MLA.
+    """
+    batch, heads = len(seq_lens), query.shape[1]
+    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
+    part_out, part_lse = partial_results(workspace, batch * max_q_len * heads, num_splits, LATENT.value)
+    _mla_split[(triton.cdiv(heads * max_q_len, ROWS.value), num_splits, batch)](
+        *tensor_maps(query, k), block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
+        bmm1_scale * LOG2E, bmm1_scale_tensor, block_tables.stride(0),
+        0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
+        num_splits, max_q_len, max_seq_len, k.shape[0],
+        HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
+        SCALE_TENSOR=bmm1_scale_tensor is not None, num_warps=8,
+    )  # fmt: skip
+    combine(
+        out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
+        num_splits=num_splits, max_q_len=max_q_len, strict=strict,
+    )  # fmt: skip
