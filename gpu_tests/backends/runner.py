@@ -14,7 +14,7 @@ counts N tokens or more, draft mask causal; `req_pool_indices` keep old values o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -55,16 +55,18 @@ class _Buffers:
     positions: Tensor
     live: Tensor
     custom_mask: Tensor | None
-    inputs: list[Inputs] = field(default_factory=list)
+    seq_lens_cpu: Tensor
+    inputs: list[Inputs]
 
 
 class Runner:
     """Static buffers for each mode of a world.
 
-    `to_host` makes host memory of a tensor (`GraphDriver.to_host`).
+    `to_host(tensor, pinned)` makes host memory of a tensor (`GraphDriver.to_host`).  `seq_lens_cpu` of graph batches is
+    one pinned buffer that the next batch overwrites.
     """
 
-    def __init__(self, world: World, fill_value: int, to_host: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, world: World, fill_value: int, to_host: Callable[..., Tensor]) -> None:
         self.world, self.fill_value, self._to_host = world, fill_value, to_host
         self._index_dtype = getattr(torch, world.spec.runner.index_dtype)
         self._buffers = {mode: self._allocate(mode) for mode in world.spec.modes}
@@ -126,6 +128,7 @@ class Runner:
             positions=torch.zeros(tokens, dtype=torch.int64, device=device),
             live=torch.ones(tokens, dtype=torch.bool, device=device),
             custom_mask=_causal(spec.max_bs, n, device) if spec.tree and mode is Mode.TARGET_VERIFY else None,
+            seq_lens_cpu=self._to_host(torch.zeros(spec.max_bs, dtype=self._index_dtype), pinned=True),
             inputs=[self._empty_inputs(tokens) for _ in range(spec.steps(mode))],
         )
 
@@ -178,6 +181,7 @@ class Runner:
         spec = self.world.spec
         given = spec.runner.host_lists == "given"
         tokens = bs * spec.tokens_per_row(mode) if num_tokens is None else num_tokens
+        buffers.seq_lens_cpu[:bs] = torch.tensor(seq_lens, dtype=self._index_dtype)
         info = None
         if mode is not Mode.DECODE:
             extend = mode is Mode.DRAFT_EXTEND
@@ -193,7 +197,7 @@ class Runner:
             num_tokens=tokens,
             req_pool_indices=buffers.req_pool_indices[:bs],
             seq_lens=buffers.seq_lens[:bs],
-            seq_lens_cpu=self._to_host(torch.tensor(seq_lens, dtype=self._index_dtype)) if given else None,
+            seq_lens_cpu=buffers.seq_lens_cpu[:bs] if given else None,
             positions=buffers.positions[:tokens],
             out_cache_loc=buffers.out_cache_loc[:, :tokens],
             spec_info=info,

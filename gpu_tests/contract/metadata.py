@@ -106,14 +106,18 @@ def _lengths(value: Tensor, facts: BatchFacts) -> str | None:
         return "the same for all rows"
     differences = {n - length for n, length in zip(numbers, lens, strict=True)}
     if len(differences) == 1:
-        return f"seq_lens {differences.pop():+d}"
+        return _shifted("seq_lens", differences.pop())
     if facts.accept_length is not None:
         shifts = {n - length + a + 1 for n, length, a in zip(numbers, lens, facts.accept_length, strict=True)}
         if len(shifts) == 1:
-            return f"seq_lens - (accept_length + 1) {shifts.pop():+d}"
+            return _shifted("seq_lens - (accept_length + 1)", shifts.pop())
         if numbers == [a + 1 for a in facts.accept_length]:
             return "accept_length + 1"
     return None
+
+
+def _shifted(what: str, by: int) -> str:
+    return what if not by else f"{what} {'+' if by > 0 else '-'} {abs(by)}"
 
 
 def _numbers(value: Tensor) -> str:

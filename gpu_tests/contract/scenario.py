@@ -27,7 +27,7 @@ WORLDS: dict[str, WorldSpec] = {
     "mla-draft": WorldSpec("mla", DRAFT),
     "mla-extend": WorldSpec("mla", EXTEND),
     "mla-extend-no-host": WorldSpec("mla", EXTEND, RunnerSpec(host_lists="none")),
-    "mla-extend-prefix": WorldSpec("mla", EXTEND, PREFIX),
+    "mla-extend-prefix": WorldSpec("mla", EXTEND, PREFIX, num_draft_tokens=6),
     "mla-extend-packed": WorldSpec("mla", EXTEND, PACKED),
     "mla-scaled": WorldSpec("mla", TARGET, scaled_kv=True),
     "mla-safe": WorldSpec("mla", (*TARGET, *DRAFT, *EXTEND), empty_rows="safe"),
@@ -35,7 +35,7 @@ WORLDS: dict[str, WorldSpec] = {
     "mha-target": WorldSpec("mha", TARGET),
     "mha-draft": WorldSpec("mha", DRAFT),
     "mha-extend": WorldSpec("mha", EXTEND),
-    "mha-extend-prefix": WorldSpec("mha", EXTEND, PREFIX),
+    "mha-extend-prefix": WorldSpec("mha", EXTEND, PREFIX, num_draft_tokens=6),
     "mha-extend-packed": WorldSpec("mha", EXTEND, PACKED),
     "mha-window": WorldSpec("mha", TARGET, window_left=17, sinks=True),
     "mha-tree": WorldSpec("mha", (Mode.TARGET_VERIFY,), tree=True, num_draft_tokens=6, num_steps=3),
@@ -66,7 +66,7 @@ PERTURBATIONS: dict[str, str] = {
     "refit": "weights, scales and sinks are updated in place between rounds",
     "nudge": "as refit, by a few units in the last place",
     "no_warmup": "captured without a warm-up run",
-    "host_reuse": "host tensors of the batch are overwritten once replay_prepare has returned",
+    "host_reuse": "host tensors of the batch are overwritten once replay_prepare has returned, before the replay runs",
     "dirty_workspace": "other users of the shared workspace leave their data in it",
 }
 
@@ -96,9 +96,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Scenario:
+    """A world, what is perturbed, and a seed.  `adapt` changes the world's spec to what a backend can serve."""
+
     world: str
     perturbations: frozenset[str] = frozenset()
     seed: int = 0
+    adapt: Callable[[WorldSpec], WorldSpec] | None = None
 
     def __post_init__(self) -> None:
         if self.world not in WORLDS:
@@ -121,7 +124,8 @@ class Scenario:
 
     @property
     def spec(self) -> WorldSpec:
-        return WORLDS[self.world]
+        spec = WORLDS[self.world]
+        return spec if self.adapt is None else self.adapt(spec)
 
     def has(self, name: str) -> bool:
         return name in self.perturbations

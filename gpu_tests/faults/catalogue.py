@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from gpu_tests.backends import default_backend
 from gpu_tests.backends.protocol import BackendFactory, World
 from gpu_tests.contract.scenario import WORLDS
+from gpu_tests.faults.staged_kernel import StagedKernel
 
 OPERATORS: dict[str, str] = {
     "M1": "offsets packed by accept_length at replay, uniform at capture, or the reverse",
@@ -99,25 +101,30 @@ def _register(
     def register(patched: Any) -> Any:
         if id in FAULTS or id in EQUIVALENTS:
             raise ValueError(f"two faults are called {id!r}")
-        is_backend = inspect.isclass(patched)
-        where = f"{patched.__mro__[1].__name__}" if is_backend else "the kernel"
-        factory = patched if is_backend else _with_kernel(patched)
-        source_text = inspect.cleandoc(inspect.getsource(patched))
-        into[id] = Fault(id, operator, source, what, where, scenario, factory, source_text, variant)
+        text = inspect.getsource(patched)
+        patch = text[re.search(r"^(class|def) ", text, re.M).start() :]  # type: ignore[union-attr]
+        where, factory = _planted(patched)
+        into[id] = Fault(id, operator, source, what, where, scenario, factory, patch, variant)
         return patched
 
     return register
 
 
-def _with_kernel(kernel: Callable[..., Any]) -> BackendFactory:
-    """Our backend of the world's family with `kernel` in place of the reference kernel.
+def _planted(patched: Any) -> tuple[str, BackendFactory]:
+    """Where the diff is, and a factory of backends that have it."""
+    if not inspect.isclass(patched):
+        return "arguments of the kernel", functools.partial(_over_kernels, patched)
+    base = patched.__mro__[1].__name__
+    if issubclass(patched, StagedKernel):
+        kernel = patched()
+        return base, lambda world: default_backend(
+            replace(world, kernels=world.kernels.with_kernels(kernel.mha, kernel.mla))
+        )
+    return base, patched
 
-    `kernel(reference, *args, **kwargs)` gets the reference kernel that it stands for.
-    """
 
-    def factory(world: World) -> Any:
-        plug = world.kernels
-        patched = plug.with_kernels(functools.partial(kernel, plug.mha), functools.partial(kernel, plug.mla))
-        return default_backend(replace(world, kernels=patched))
-
-    return factory
+def _over_kernels(between: Callable[..., Any], world: World) -> Any:
+    """Our backend over a function that stands between the plug and its kernels: `between(kernel, *args, **kwargs)`."""
+    plug = world.kernels
+    patched = plug.with_kernels(functools.partial(between, plug.mha), functools.partial(between, plug.mla))
+    return default_backend(replace(world, kernels=patched))

@@ -1,0 +1,100 @@
+"""Markers, options and fixtures of the GPU suites.
+
+`pytest gpu_tests` runs everything on the CPU emulation, and on real CUDA graphs as well where there is a GPU.
+`-m attention_graph_mla` selects a suite by its name, with `_` for `-`.  `--backend MODULE:FACTORY` runs the
+contract against your own backend (docs/backends.md).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TORCH_MISSING = "the attention suites need torch: pip install 'nightcap[torch]'"
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpu_tests", "attention under capture and replay")
+    group.addoption(
+        "--backend",
+        metavar="MODULE:FACTORY",
+        help="run the contract against this backend instead of ours",
+    )
+    group.addoption(
+        "--driver",
+        choices=["cpu", "cuda", "all"],
+        default="all",
+        help="graphs to run on: the CPU emulation, real CUDA graphs, or all that this machine has (default)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "suite(name, gpus=1, min_sm=0, est=...): the suite of a file; its name with '_' for '-' is a marker too",
+    )
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if importlib.util.find_spec("torch") is None and module_path.is_relative_to(HERE):
+        return _NoTorch.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+    return None
+
+
+class _NoTorch(pytest.Module):
+    """In place of a test file that cannot run: an error that says what to install, never a silent pass."""
+
+    def collect(self) -> Any:
+        raise self.CollectError(TORCH_MISSING)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Make every suite name a marker, so that `-m` selects by it."""
+    for item in items:
+        for suite in item.iter_markers("suite"):
+            name = suite.args[0].replace("-", "_")
+            config.addinivalue_line("markers", f"{name}: tests of the suite {suite.args[0]}")
+            item.add_marker(name)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "driver" not in metafunc.fixturenames:
+        return
+    from gpu_tests.graphs import available_drivers
+
+    wanted = metafunc.config.getoption("--driver")
+    drivers = {driver.device.type: driver for driver in available_drivers()}
+    if wanted not in ("all", *drivers):
+        raise pytest.UsageError(f"--driver {wanted}: this machine has {', '.join(drivers)}")
+    chosen = [name for name in drivers if wanted in ("all", name)]
+    metafunc.parametrize("driver", [drivers[name] for name in chosen], ids=chosen)
+
+
+@pytest.fixture
+def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """`contract(scenario)` fails, with the report, if the backend under test breaks the contract there."""
+    from gpu_tests.backends.protocol import NotSupported
+    from gpu_tests.contract.scenario import Scenario
+    from gpu_tests.contract.verify import DEFAULT_BACKEND, ContractViolation, load_factory, verify
+
+    path = request.config.getoption("--backend") or DEFAULT_BACKEND
+    try:
+        factory = load_factory(path)
+    except ValueError as error:
+        raise pytest.UsageError(f"--backend {error}") from error
+
+    def check(scenario: str) -> None:
+        try:
+            verify(Scenario.parse(scenario), factory, driver, path, driver.device.type)
+        except NotSupported as reason:
+            pytest.skip(f"{path} does not serve this world: {reason}")
+        except ContractViolation as violation:
+            pytest.fail(str(violation), pytrace=False)
+
+    return check
