@@ -43,7 +43,7 @@ class RunOptions:
     gpu_wait: float = 60.0
     """For memory of a GPU to become free."""
     disk_bytes: int = 1024 * 1024 * 1024
-    """Free space that results and temporary files need before the start."""
+    """Space that must be free for results and temporary files before each unit."""
 
     @classmethod
     def from_environment(

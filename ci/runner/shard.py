@@ -147,7 +147,6 @@ class _Run:
         with self.interrupts.raising():
             for line in host.end_left_overs(options.locks):
                 self.record.note("warning", line)
-            host.require_space((self.places.results, self.places.scratch), options.disk_bytes)
             lent.enter_context(host.alive(mark, options.locks, self.places.scratch))
             if care and report:
                 owner = f"{options.workflow}/{self.job.key} {self.shard.id}"
@@ -171,13 +170,14 @@ class _Run:
         )
 
     def _run_units(self, wanted: Sequence[Unit], context: Context, console: Console, results: list[UnitResult]) -> None:
-        """Run one unit after another. Raises HostNotFit when a GPU is bad after one of them."""
+        """Run one unit after another. Raises HostNotFit when the disk or a GPU no longer allows the next."""
         for unit in wanted:
             if self.interrupts.received:
                 return
             if time.monotonic() >= context.deadline:
                 self.record.note("warning", f"{unit.path} and what follows: not run, the job's time is used up")
                 return
+            host.require_space((self.places.results, self.places.scratch), self.options.disk_bytes)
             only = (self.options.only or {}).get((unit.suite, unit.path)) or None
             result = run_unit(Attempt(self.job, self.shard, unit, 1, only), context, console)
             results.append(result)

@@ -21,6 +21,7 @@ from ci.runner.shard import RunResult, run_shard
 
 SUITE = "s"
 REPOSITORY = Path(__file__).parents[2]
+DRIVER = Path(__file__).with_name("driver.py")
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ class Bench:
 
     def start(self, *units: Unit, **job: Any) -> subprocess.Popen[bytes]:
         """The same in a process of its own, which runs on meanwhile."""
+        (self.root / "results" / "journal.jsonl").unlink(missing_ok=True)
         given = self.root / "job.json"
         given.write_text(plan(*units, **job).model_dump_json())
-        driver = Path(__file__).with_name("driver.py")
-        return subprocess.Popen([sys.executable, str(driver), str(given), str(self.root)], env=self.env, cwd=REPOSITORY)
+        return subprocess.Popen([sys.executable, str(DRIVER), str(given), str(self.root)], env=self.env, cwd=REPOSITORY)
 
     def journal(self) -> journal.Journal:
         return journal.read(self.root / "results" / "journal.jsonl")
@@ -118,6 +119,22 @@ class Bench:
                 return
             time.sleep(0.02)
         raise AssertionError(f"{text!r} did not come into the journal in {seconds} s")
+
+    def wait_for_lines(self, count: int, seconds: float = 60.0) -> None:
+        """Wait until the journal of a run that was just started has so many lines."""
+        path = self.root / "results" / "journal.jsonl"
+        deadline = time.monotonic() + seconds
+        while not path.exists() or path.read_bytes().count(b"\n") < count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"fewer than {count} lines in {seconds} s")
+            time.sleep(0.002)
+
+    def wait_until_nobody_lives(self, seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.survivors():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"alive after {seconds} s: {self.survivors()}")
+            time.sleep(0.01)
 
     def survivors(self) -> list[str]:
         """Command lines of processes of this bench that still live."""

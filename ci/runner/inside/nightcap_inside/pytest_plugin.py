@@ -45,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(unit, worker=hasattr(config, "workerinput")), "nightcap-recorder")
 
 
+def suites_of(item: pytest.Item) -> set[object]:
+    """The suites that the closest level with a `suite` marker names: function, class or module."""
+    marked = list(item.iter_markers_with_node("suite"))
+    return {mark.args[0] for node, mark in marked if node is marked[0][0] and mark.args}
+
+
 class Recorder:
     """Selects the unit's tests and writes their events.
 
@@ -98,10 +104,11 @@ class Recorder:
         self._finished(nodeid, outcome, sum(report.duration for report in reports), message)
 
     def _selects(self, item: pytest.Item) -> bool:
-        if self._only is not None and item.nodeid not in self._only:
+        # A planned id stands for all its parameters.
+        if self._only is not None and not self._only & {item.nodeid, item.nodeid.partition("[")[0]}:
             return False
-        suite = item.get_closest_marker("suite")
-        if suite and suite.args and suite.args[0] != self._unit["suite"]:
+        suites = suites_of(item)
+        if suites and self._unit["suite"] not in suites:
             return False
         if any(item.get_closest_marker(mark) for mark in self._unit["exclude_marks"]):
             self._excluded.append(item.nodeid)
