@@ -28,7 +28,9 @@ def command(
 
     \b
     Example:
-      nightcap plan --json > plan.json && nightcap gate plan.json .nightcap/results
+      nightcap plan --json > plan.json
+      nightcap run attention --plan plan.json --results results/attention
+      nightcap gate plan.json results
     """
     try:
         job_results = load_needs(needs.read()) if needs else None

@@ -16,7 +16,7 @@ from ci.spec.loader import Specs, load
 from ci.spec.models import Job
 from ci.spec.problems import SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, catalogue
-from ci.suites.discover import discover
+from ci.suites.discover import Discovery, discover
 from ci.suites.durations import Durations
 
 DURATIONS = "workflows/durations.json"
@@ -37,6 +37,10 @@ class Project:
     def specs(self) -> Specs:
         """Its specs. Raises SpecError."""
         return _specs(self.root, self.today)
+
+    def discovery(self) -> Discovery:
+        """The test files of the tree."""
+        return _discovery(self.root)
 
     def catalogue(self, workflow: str) -> Catalogue:
         """The suites that one workflow sees: those of the tree and those it declares."""
@@ -85,6 +89,15 @@ class Project:
             inputs=inputs or {},
         )
 
+    def agree(self, plan: Plan) -> None:
+        """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned."""
+        own = self.plan(plan.workflow, plan.event, plan.filter, dict(plan.inputs))
+        if own.hash != plan.hash:
+            raise click.ClickException(
+                f"this tree gives plan {own.hash}, the night runs plan {plan.hash}: the specs, tests or durations on "
+                "this machine are not those that were planned; check out the same commit"
+            )
+
 
 @cache
 def _specs(root: Path, today: date) -> Specs:
@@ -92,6 +105,11 @@ def _specs(root: Path, today: date) -> Specs:
 
 
 @cache
+def _discovery(root: Path) -> Discovery:
+    return discover(root)
+
+
+@cache
 def _catalogue(root: Path, today: date, workflow: str) -> Catalogue:
     specs = _specs(root, today)
-    return catalogue(specs.workflows[workflow].suites, discover(root), root, source=f"workflows/{workflow}.yml")
+    return catalogue(specs.workflows[workflow].suites, _discovery(root), root, source=f"workflows/{workflow}.yml")

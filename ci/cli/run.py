@@ -11,9 +11,16 @@ from pathlib import Path
 import click
 
 from ci.cli.project import Project, workflow_option
+from ci.gate import load_plan
+from ci.journal import Journal, read
 from ci.plan import Plan, PlannedJob, Shard, shard_index
+from ci.runner.again import UnknownTest, failed_before
+from ci.runner.again import reproduce as reproduce_test
+from ci.runner.exit_codes import ExitCode
 from ci.runner.options import RunOptions
 from ci.runner.shard import run_shard
+
+Only = Mapping[tuple[str, str], tuple[str, ...]]
 
 
 @click.command(
@@ -22,36 +29,126 @@ from ci.runner.shard import run_shard
 @click.argument("job")
 @workflow_option
 @click.option("--shard", "shard_text", metavar="2/4", help="Run one shard.  [default: all, one after the other]")
+@click.option("--only", multiple=True, metavar="TEST", help="Run this test or file alone; may be repeated.")
 @click.option(
-    "--results", type=click.Path(path_type=Path), default=Path(".nightcap/results"), show_default=True,
+    "--rerun-failed",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="JOURNAL",
+    help="Run what failed, crashed or was lost in an earlier journal of this job.",
+)
+@click.option(
+    "--reproduce", metavar="TEST", help="Print the environment and the command of a test in --results, run nothing."
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Plan that the job is part of, for `nightcap gate`.  [default: a plan of this job alone]",
+)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path(".nightcap/results"),
+    show_default=True,
     help="Folder for the journal, JUnit and logs.",
 )
 @click.pass_obj
-def command(project: Project, job: str, workflow: str | None, shard_text: str | None, results: Path) -> None:
+def command(
+    project: Project,
+    job: str,
+    workflow: str | None,
+    shard_text: str | None,
+    only: tuple[str, ...],
+    rerun_failed: Path | None,
+    reproduce: str | None,
+    plan_file: Path | None,
+    results: Path,
+) -> None:
     """Run a job, or one shard of it, on this machine.
 
     \b
-    Example:
+    Examples:
       nightcap run attention --shard 1/2
+      nightcap run attention --rerun-failed .nightcap/results/journal.jsonl
     """
-    name = project.workflow(workflow)
+    plan = _night(project, plan_file) if plan_file else None
+    name = plan.workflow if plan else project.workflow(workflow)
     project.job(name, job)
-    plan = project.plan(name, "workflow_dispatch", job)
+    plan = plan or project.plan(name, "workflow_dispatch", job)
     planned = plan.job(job)
-    shards = [shard_text] if shard_text else [shard.id for shard in planned.shards]
-    folders = [results / shard.replace("/", "-of-") if len(shards) > 1 else results for shard in shards]
+    if reproduce:
+        click.echo(_reproduce(planned, results, reproduce))
+        return
+    earlier = read(rerun_failed) if rerun_failed else None
+    shards = [shard_of(planned, shard_text)] if shard_text else list(planned.shards)
+    wanted = [(shard, _wanted(shard, only, earlier)) for shard in shards]
+    wanted = [(shard, units) for shard, units in wanted if units is None or units]
+    if not wanted:
+        why = ", ".join(only) or ("nothing failed in that journal" if earlier else "the plan does not select it")
+        raise click.UsageError(f"nothing of job {job} to run: {why}")
     codes = [
-        execute(plan, planned, shard, root=project.root, results=folder, env=os.environ)
-        for shard, folder in zip(shards, folders, strict=True)
+        execute(
+            plan,
+            planned,
+            shard,
+            root=project.root,
+            results=results / shard.id if len(wanted) > 1 else results,
+            env=os.environ,
+            only=units,
+        )
+        for shard, units in wanted
     ]
-    sys.exit(max(codes, default=0))
+    sys.exit(next((code for code in ExitCode if code in codes), 0))
 
 
-def execute(plan: Plan, job: PlannedJob, shard_text: str, *, root: Path, results: Path, env: Mapping[str, str]) -> int:
+def _night(project: Project, file: Path) -> Plan:
+    """The plan in a file, which must be the one that this tree gives."""
+    try:
+        plan = load_plan(file)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if plan is None or not plan.intact():
+        raise click.ClickException(f"{file} was changed since `nightcap plan --json` made it")
+    project.agree(plan)
+    return plan
+
+
+def _wanted(shard: Shard, only: tuple[str, ...], earlier: Journal | None) -> Only | None:
+    """What of a shard is to run; None is all of it."""
+    if earlier is not None:
+        return failed_before(earlier, shard)
+    if not only:
+        return None
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for unit in shard.units:
+        tests = tuple(one for one in only if one.partition("[")[0] in unit.tests and unit.kind == "pytest")
+        if tests or unit.path in only or set(only) & set(unit.items):
+            found[unit.suite, unit.path] = () if unit.path in only else tests
+    return found
+
+
+def _reproduce(job: PlannedJob, results: Path, test: str) -> str:
+    for path in sorted(results.rglob("journal.jsonl")):
+        try:
+            return reproduce_test(read(path), test, job)
+        except UnknownTest:
+            continue
+    raise click.UsageError(f"no journal below {results} has a result of {test}")
+
+
+def execute(
+    plan: Plan,
+    job: PlannedJob,
+    shard: Shard,
+    *,
+    root: Path,
+    results: Path,
+    env: Mapping[str, str],
+    only: Only | None = None,
+) -> int:
     """Run one shard and keep the artifacts that the job asks for; the exit code says how it went."""
-    shard = _shard(job, shard_text)
     options = RunOptions.from_environment(
-        env, root=root, results=results, plan_hash=plan.hash, workflow=plan.workflow
+        env, root=root, results=results, plan_hash=plan.hash, workflow=plan.workflow, only=only
     )
     result = run_shard(job, shard, options=options)
     for pattern in job.artifacts:
@@ -63,7 +160,8 @@ def execute(plan: Plan, job: PlannedJob, shard_text: str, *, root: Path, results
     return int(result.exit_code)
 
 
-def _shard(job: PlannedJob, text: str) -> Shard:
+def shard_of(job: PlannedJob, text: str) -> Shard:
+    """The shard that a text such as 2/4 names. Raises UsageError."""
     try:
         index, count = shard_index(text)
     except ValueError as error:

@@ -96,6 +96,8 @@ def _plan(project: Project, step: Step) -> int:
         for one in shown([Annotation("error", "plan", problem) for problem in problems], where="see the log"):
             click.echo(one)
         click.echo(inert("\n".join(problems)), err=True)
+        if step.output:
+            write_outputs(step.output, {"error": "\n".join(problems)})
         return EXIT_USAGE
     (OUT / "plan.json").write_text(plan.model_dump_json(indent=2), encoding="utf-8")
     if step.output:
@@ -121,13 +123,13 @@ def plan_summary(plan: Plan) -> list[str]:
 
 
 def _run(project: Project, step: Step) -> int:
-    from ci.cli.run import execute
+    from ci.cli.run import execute, shard_of
 
     plan, job = _planned(project, step)
     if not step.ready:
         _set_up(job)
     inputs = {f"NIGHTCAP_INPUT_{name.upper().replace('-', '_')}": _text(value) for name, value in plan.inputs.items()}
-    return execute(plan, job, step.shard, root=project.root, results=OUT, env={**os.environ, **inputs})
+    return execute(plan, job, shard_of(job, step.shard), root=project.root, results=OUT, env={**os.environ, **inputs})
 
 
 def _planned(project: Project, step: Step) -> tuple[Plan, PlannedJob]:
@@ -135,12 +137,7 @@ def _planned(project: Project, step: Step) -> tuple[Plan, PlannedJob]:
     plan = _latest_plan()
     if plan is None or not plan.intact():
         raise click.ClickException(f"no intact plan.json below {ARTIFACTS}: did the plan job keep it?")
-    own = project.plan(plan.workflow, plan.event, plan.filter, dict(plan.inputs))
-    if own.hash != plan.hash:
-        raise click.ClickException(
-            f"this tree gives plan {own.hash}, the night runs plan {plan.hash}: the specs, tests or durations on this "
-            "machine are not those that were planned; check out the same commit"
-        )
+    project.agree(plan)
     return plan, plan.job(step.job)
 
 
