@@ -200,7 +200,7 @@ def _suite(
                 tests=file.tests,
                 est=decl.est if file.est is None else file.est,
                 gpus=max(file.gpus, decl.gpus),
-                min_sm=_highest(file.min_sm, decl.min_sm),
+                min_sm=highest(file.min_sm, decl.min_sm),
                 dynamic=file.dynamic,
             )
             for file in files
@@ -210,7 +210,7 @@ def _suite(
         kind=kind,
         files=tuple(files),
         gpus=max([file.gpus for file in files] + [decl.gpus if decl else 0]),
-        min_sm=_highest(*(file.min_sm for file in files), decl.min_sm if decl else None),
+        min_sm=highest(*(file.min_sm for file in files), decl.min_sm if decl else None),
         decl=decl,
     )
 
@@ -223,7 +223,7 @@ def _suite_file(file: TestFile, tests: tuple[StaticTest, ...], uses: tuple[Suite
         tests=tests,
         est=sum(times) if uses and len(times) == len(uses) else None,
         gpus=max((use.gpus for use in uses), default=0),
-        min_sm=_highest(*(use.min_sm for use in uses)),
+        min_sm=highest(*(use.min_sm for use in uses)),
         dynamic=file.dynamic,
     )
 
@@ -234,7 +234,8 @@ def _that_apply(uses: list[SuiteUse], tests: tuple[StaticTest, ...]) -> tuple[Su
     return tuple(use for use in uses if use in applied) or tuple(uses)
 
 
-def _highest(*versions: int | None) -> int | None:
+def highest(*versions: int | None) -> int | None:
+    """The highest SM version that is asked for, None when none is."""
     return max((version for version in versions if version is not None), default=None)
 
 

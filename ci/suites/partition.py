@@ -19,7 +19,7 @@ from math import gcd
 _MOST_STEPS = 2_000
 _MOST_PAIRED = 60
 _MOST_BITS = 20_000_000
-_MOST_NODES = 50_000
+_MOST_NODES = 10_000
 # Good enough to leave everything in place: 1/10,000 above the lower bound.
 _NEGLIGIBLE = 10_000
 

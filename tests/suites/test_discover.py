@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.suites.discover import discover
@@ -317,6 +317,7 @@ def test_reading_runs_nothing_of_the_file(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_gives_a_value(text: str) -> None:
     file = read_source("test_a.py", text.encode(errors="surrogatepass"))

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.spec.problems import SpecError
@@ -127,6 +127,7 @@ names = st.text(min_size=1, max_size=8)
 runs = st.builds(Run, names, names, names, st.floats(0.01, 1e6), st.booleans(), st.floats(0, 1), st.integers(0, 2**40))
 
 
+@settings(deadline=None)
 @given(st.lists(runs, max_size=20))
 def test_the_file_reads_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, runs: list[Run]) -> None:
     path = tmp_path_factory.mktemp("durations") / "durations.json"
