@@ -15,13 +15,17 @@ from functools import partial
 from itertools import accumulate, combinations
 from math import gcd
 
-# Bounds of the effort. They keep 10,000 items in 8 bins within 0.3 s on an ordinary machine.
+# Bounds of the effort, of which `benchmarks/sharding.py` shows that they cost no optimum there.
 _MOST_STEPS = 2_000
+"""Improvements of one start."""
 _MOST_PAIRED = 60
+"""Items of a bin up to which pairs of them are exchanged too."""
 _MOST_BITS = 20_000_000
+"""Items times size of two bins up to which they are divided anew."""
 _MOST_NODES = 10_000
-# Good enough to leave everything in place: 1/10,000 above the lower bound.
+"""Steps of the exhaustive search."""
 _NEGLIGIBLE = 10_000
+"""One such part above the lower bound is good enough to leave the rest in place."""
 
 
 def lower_bound(sizes: Sequence[int], count: int) -> int:
@@ -122,7 +126,7 @@ def _longest_first(sizes: Sequence[int], count: int, homes: Sequence[int]) -> li
 
 
 def _improve(bins: _Bins, bound: int) -> None:
-    """Lower the fullest bin, step by step, until it is at the bound or no step helps; small steps come first."""
+    """Lower the fullest bin until it is at the bound or no step helps; steps that move few items come first."""
     steps = (partial(_exchange, most=1), partial(_exchange, most=2), _divide_anew)
     for _ in range(_MOST_STEPS):
         high = max(range(len(bins.loads)), key=lambda place: (bins.loads[place], -place))
