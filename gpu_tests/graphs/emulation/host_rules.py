@@ -214,6 +214,11 @@ class HostAwareMode(TorchDispatchMode):
         super().__init__()
         self._host_depth = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Newer torch wraps a mode for the compiler, and so imports the compiler (2 s) at the first op; not here."""
+        return False
+
     def found(self, finding: Finding) -> None:
         raise NotImplementedError
 
@@ -249,7 +254,8 @@ class HostAwareMode(TorchDispatchMode):
             self.found(finding)
         elif _is_composite(func):  # only under inference_mode do these get here whole
             with self:
-                return func.decompose(*args, **kwargs)
+                # The C++ kernel, as in eager code; `func.decompose` may pick a Python one that rounds otherwise.
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.run(func, args, kwargs)
 
     def knows(self, t: torch.Tensor) -> bool:

@@ -24,6 +24,11 @@ def storage_key(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
+def raw_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All of `storage` as uint8.  (A storage's own `clone` and `copy_` would import the compiler, 2 s.)"""
+    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload,no-any-return]
+
+
 class HostTable:
     """Which storages stand for host memory, and which of those are pinned.
 
@@ -109,8 +114,8 @@ class Block:
         """All of the memory, in the dtype that it was first seen with."""
         storage = self.storage()
         assert storage is not None
-        n = storage.nbytes() // self.dtype.itemsize
-        return torch.empty(0, dtype=self.dtype).set_(storage, 0, (n,), (1,))  # type: ignore[call-overload,no-any-return]
+        whole = storage.nbytes() // self.dtype.itemsize * self.dtype.itemsize
+        return raw_bytes(storage)[:whole].view(self.dtype)
 
     def poison(self) -> None:
         poison_(self.flat())

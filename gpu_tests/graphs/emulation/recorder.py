@@ -22,6 +22,7 @@ from gpu_tests.graphs.emulation.memory import (
     Block,
     Operand,
     has_storage,
+    raw_bytes,
     require_storage,
     storage_key,
 )
@@ -99,7 +100,7 @@ class Recorder(HostAwareMode):
         self._cuda_kernel_limits = cuda_kernel_limits
         self.program = Program([], [], [], [])
         self._blocks: dict[int, Block] = {}
-        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @contextmanager
     def recording(self) -> Iterator[Program]:
@@ -109,8 +110,8 @@ class Recorder(HostAwareMode):
             with recording_opaque_calls(self), PythonCalls(self), self:
                 yield self.program
         finally:
-            for storage, before in self._saved.values():
-                storage.copy_(before)
+            for memory, before in self._saved.values():
+                memory.copy_(before)
             self._saved.clear()
             torch.set_rng_state(rng)
         for block in self.program.private:
@@ -182,7 +183,8 @@ class Recorder(HostAwareMode):
     def _save(self, written: list[torch.Tensor]) -> None:
         for t in written:
             if not self._block(t).owned and storage_key(t) not in self._saved:
-                self._saved[storage_key(t)] = (t.untyped_storage(), t.untyped_storage().clone())
+                memory = raw_bytes(t.untyped_storage())
+                self._saved[storage_key(t)] = (memory, memory.clone())
 
     def _outputs(
         self, results: list[torch.Tensor], inputs: list[torch.Tensor], name: str, site: str
