@@ -18,27 +18,28 @@ from gpu_tests.contract.truth import Expected
 from gpu_tests.reference.acceptance import RowError, row_errors
 
 CHECKS: dict[str, str] = {
+    "guards": "no buffer is written past its ends",
+    "workspace": "the counters in a kernel's workspace are zero on entry",
+    "host_sync": "neither a graph nor replay_prepare makes the host wait for the device",
     "capture": "every size can be captured",
     "replay": "every round can be prepared and replayed",
-    "host_sync": "neither a graph nor replay_prepare makes the host wait for the device",
-    "eager": "the eager control, on an instance of its own, returns what the oracle says",
-    "capture_output": "the run before capture returns what the oracle says, row by row",
-    "output": "a replay returns what the oracle says, row by row",
-    "anomaly": "NaN and Inf stand only where the oracle has them",
-    "nan_flag": "no live row of any run, warm-up included, is NaN (a device flag recorded in the graph)",
-    "eager_match": "a replay and the eager control agree bit for bit",
+    "kernel_lengths": "a kernel never sees a length below 1 for a live row",
+    "stability": "metadata keeps address, shape, strides and dtype from capture to replay",
+    "coverage": "offsets start at 0, do not decrease, and cover the rows of the query",
+    "same_metadata": "capture_prepare and replay_prepare make the same metadata of the same batch",
+    "program": "captures with different batches are the same program",
     "kv_footprint": "exactly the expected KV bytes are written",
     "twins": "the same request twice in a batch gives the same bits",
     "neighbours": "the same request on the same graph gives the same bits whatever else is in the batch",
+    "anomaly": "NaN and Inf stand only where the oracle has them",
+    "nan_flag": "no live row of any run, warm-up included, is NaN (a device flag recorded in the graph)",
+    "eager": "the eager control, on an instance of its own, returns what the oracle says",
+    "output": "a replay returns what the oracle says, row by row",
+    "capture_output": "the run before capture returns what the oracle says, row by row",
+    "eager_match": "a replay and the eager control, both accepted, agree bit for bit",
     "sensitivity": "requests that differ give outputs that differ",
-    "stability": "metadata keeps address, shape, strides and dtype from capture to replay",
-    "same_metadata": "capture_prepare and replay_prepare make the same metadata of the same batch",
-    "program": "captures with different batches are the same program",
-    "coverage": "offsets start at 0, do not decrease, and cover the rows of the query",
-    "kernel_lengths": "a kernel never sees a length below 1 for a live row",
-    "guards": "no buffer is written past its ends",
-    "workspace": "the counters in a kernel's workspace are zero on entry",
 }
+"""From the cause to the symptom: the first that fails is the headline of a report."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Exemption:
         return self.check == finding.check and self.field in ("", finding.field.partition("[")[0])
 
 
+def headline(findings: Iterable[Finding]) -> str | None:
+    """The check that is nearest to the cause."""
+    failed = {f.check for f in findings}
+    return next((check for check in CHECKS if check in failed), None)
+
+
 def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Finding]:
     """All findings, in the order of the schedule."""
     exempt = list(exemptions)
@@ -101,11 +108,14 @@ def _all(evidence: Evidence) -> Iterator[Finding]:
 
 def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:
     replay, eager = record.replay, record.eager
-    yield from _outputs(replay, dtype, "output", record)
+    wrong = list(_outputs(replay, dtype, "output", record))
+    yield from wrong
     yield from _kernel_lengths(replay, record)
     if eager is not None:
-        yield from _outputs(eager, dtype, "eager", record)
-        yield from _eager_match(record, eager)
+        wrong_without_graph = list(_outputs(eager, dtype, "eager", record))
+        yield from wrong_without_graph
+        if not wrong and not wrong_without_graph:
+            yield from _eager_match(record, eager)
     for sync in record.syncs:
         yield Finding("host_sync", replay.label, f"replay_prepare waits at {sync.site}: {sync.op}", record=record)
     for problem in record.kv_problems[:4]:

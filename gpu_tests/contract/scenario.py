@@ -51,7 +51,7 @@ PERTURBATIONS: dict[str, str] = {
     "full_context": "a request that ends at max_context",
     "capture_long": "captured with real requests near max_context instead of the fill rule",
     "padded": "one live row fewer than captured",
-    "shrink_grow": "the number of live rows, and with it the graph, changes from round to round",
+    "shrink_grow": "the number of live rows, and with it the graph, changes from round to round, in any order",
     "idle": "a round without live rows on the largest graph",
     "ragged_accepts": "accepted draft tokens differ between rows, a short row before a long one",
     "permuted_pages": "pages of a request out of order",
@@ -159,7 +159,8 @@ class Scenario:
         ]
         if live >= 3:
             # The same request in every round of a mode: its bits may not depend on its neighbours.
-            rows[live // 2] = Row(99, slots[live // 2], 21, min(1, self.spec.num_draft_tokens - 1))
+            middle = live // 2
+            rows[middle] = Row(99, slots[middle], 21, 1 if self.has("ragged_accepts") else accepts[middle])
         if self.has("twins") and live >= 2:
             rows[-1] = replace(rows[0], slot=rows[-1].slot)
         updated = index >= 2
@@ -180,7 +181,8 @@ class Scenario:
             return 0, largest
         live = largest
         if self.has("shrink_grow"):
-            live = [largest, 1, largest - 1, 2][index % 4]
+            first = self.stream("shrink_grow").randrange(4)
+            live = [largest, 1, largest - 1, 2][(index + first) % 4]
         if self.has("padded"):
             live = max(1, live - 1)
             return live, min(size for size in self.spec.capture_sizes if size > live)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gpu_tests.backends.protocol import BackendFactory
-from gpu_tests.contract.checks import CHECKS, Finding, judge
+from gpu_tests.contract.checks import Finding, headline, judge
 from gpu_tests.contract.drive import run
 from gpu_tests.contract.report import report
 from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
@@ -67,7 +67,7 @@ def verify(
     found = findings(scenario, factory, driver)
     if not found:
         return
-    first = min(found, key=lambda f: list(CHECKS).index(f.check)).check
+    first = headline(found)
 
     def fails(candidate: Scenario) -> bool:
         return any(f.check == first for f in findings(candidate, factory, driver))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from gpu_tests.backends.mla import MlaBackend, MlaMetadata, per_token
 from gpu_tests.backends.paged import kv_lens, write_offsets
 from gpu_tests.backends.protocol import Batch, Inputs, Mode, World
 from gpu_tests.faults.catalogue import fault
+from gpu_tests.faults.kernel_faults import MergeOfEmptyParts
+from gpu_tests.faults.staged_kernel import Launch
 
 
 @contextmanager
@@ -211,7 +215,7 @@ class CopiesLentHostMemory(MlaBackend):
     "vllm test_cudagraph_input_address_check",
     "a constant is made when first needed, inside the first capture: it lives in that graph's memory, and other graphs "
     "read it before it is written",
-    "mha-extend-packed+no_warmup",
+    "mha-target+no_warmup+shrink_grow#1",
 )
 class ConstantMadeInCapture(MhaBackend):
     ones: Tensor | None = None
@@ -226,19 +230,23 @@ class ConstantMadeInCapture(MhaBackend):
     "mla-scratch-read-before-written",
     "M23",
     "cubecl#1612",
-    "a scratch buffer is read at its first use before anything wrote it",
-    "mla-draft",
+    "scratch of the graph path is read once before anything wrote it, in the very first warm-up run",
+    "mla-target",
 )
 class ScratchReadBeforeWritten(MlaBackend):
-    last: Tensor | None = None
+    scratch: Tensor | None = None
+
+    def capture_prepare(self, batch: Batch) -> None:
+        super().capture_prepare(batch)
+        if self.scratch is None:
+            self.scratch = torch.empty(1, device=self.world.device)
 
     def attend(self, query: Tensor, metadata: MlaMetadata, batch: Batch) -> Tensor:
-        if self.last is None:
-            self.last = torch.empty(1, device=query.device)
         out = super().attend(query, metadata, batch)
-        first = out + self.last * 0
-        self.last.zero_()
-        return first
+        if self.scratch is not None:
+            out = out + self.scratch * 0
+            self.scratch.zero_()
+        return out
 
 
 @fault(
@@ -278,3 +286,74 @@ class LengthsInGraphFromCapture(MhaBackend):
         for metadata in self.current:
             metadata.cache_seqlens_int32.copy_(self.lengths[: batch.batch_size])
             write_offsets(metadata.cu_seqlens_k, metadata.cache_seqlens_int32)
+
+
+@fault(
+    "mha-shadow-table",
+    "M4",
+    "flashinfer#2511",
+    "the kernel reads a copy of the page table that was made at capture; the metadata itself is refreshed",
+    "mha-target",
+)
+class ShadowTable(MhaBackend):
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.shadows: dict[tuple[Mode, int], Tensor] = {}
+
+    def capture_prepare(self, batch: Batch) -> None:
+        super().capture_prepare(batch)
+        self.shadows[batch.forward_mode, batch.batch_size] = self.current[0].page_table.clone()
+
+    def attend(self, query: Tensor, metadata: MhaMetadata, batch: Batch) -> Tensor:
+        shadow = self.shadows.get((batch.forward_mode, batch.batch_size), metadata.page_table)
+        return super().attend(query, replace(metadata, page_table=shadow), batch)
+
+
+@fault(
+    "mla-eager-scales-the-query",
+    "M6",
+    "flashinfer#5180",
+    "without a graph the score scale goes into the query, in the graph into the kernel: other bits, within tolerance",
+    "mla-target",
+)
+class EagerScalesTheQuery(MlaBackend):
+    def eager_prepare(self, batch: Batch) -> None:
+        super().eager_prepare(batch)
+        kernels, scaling = self.world.kernels, self.world.layer.scaling
+
+        def scaled(query: Tensor, *args: Any, **options: Any) -> Any:
+            return kernels.mla(query * scaling, *args, **{**options, "bmm1_scale": options["bmm1_scale"] / scaling})
+
+        self.world = replace(self.world, kernels=kernels.with_kernels(kernels.mha, scaled))
+
+
+@fault(
+    "mha-splits-of-capture",
+    "M6",
+    "vllm#20301",
+    "the number of splits follows the longest row of the capture batch: on a graph captured with long rows, short ones "
+    "leave two splits empty, and their merge is NaN",
+    "mha-target+capture_long",
+)
+class SplitsOfCapture(MhaBackend):
+    def __init__(self, world: World) -> None:
+        kernel = _SplitsOfBound()
+        super().__init__(replace(world, kernels=world.kernels.with_kernels(kernel.mha, kernel.mla)))
+
+    def capture_prepare(self, batch: Batch) -> None:
+        super().capture_prepare(batch)
+        self.bound(batch)
+
+    def eager_prepare(self, batch: Batch) -> None:
+        super().eager_prepare(batch)
+        self.bound(batch)
+
+    def bound(self, batch: Batch) -> None:
+        assert batch.seq_lens_cpu is not None
+        if int(batch.seq_lens_cpu.max()) <= 32:
+            self.current[0].max_seq_len_k = 64
+
+
+class _SplitsOfBound(MergeOfEmptyParts):
+    def parts(self, scores: Tensor, at: Launch) -> list[Tensor]:
+        return list(at.key.split(32))

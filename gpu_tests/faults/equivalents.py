@@ -10,6 +10,7 @@ from gpu_tests.backends.mla import MlaBackend, MlaMetadata
 from gpu_tests.backends.paged import page_rows
 from gpu_tests.backends.protocol import Batch, Inputs, Mode, World
 from gpu_tests.faults.catalogue import equivalent
+from gpu_tests.faults.patching import pad_queries
 from gpu_tests.faults.staged_kernel import StagedKernel
 
 
@@ -46,19 +47,13 @@ class BuffersOfItsOwn(MlaBackend):
 class PaddedAndShifted(MlaBackend):
     def attend(self, query: Tensor, metadata: MlaMetadata, batch: Batch) -> Tensor:
         n, layer, spec = metadata.max_seq_len_q, self.world.layer, self.spec
-        token = torch.arange(len(query), device=query.device)
-        offsets = metadata.cu_seqlens_q
-        row = torch.searchsorted(offsets[1:].contiguous(), token, right=True).clamp(max=batch.batch_size - 1)
-        # Queries stand at the end of their row's n, so that the last one stands at the last key.
-        at = (row + 1) * n + token - offsets[row + 1]
-        padded = query.new_zeros(batch.batch_size * n, *query.shape[1:])
-        padded[at.clamp(0, len(padded) - 1)] = query
+        padded, at = pad_queries(query, metadata.cu_seqlens_q, n, "end")
         out = self.world.kernels.decode_mla(
             padded.unflatten(0, (batch.batch_size, n)), self.world.kv.kv_cache(), self.workspace,
             spec.qk_nope_head_dim, spec.kv_lora_rank, spec.qk_rope_head_dim, metadata.block_kv_indices,
             metadata.seq_lens_k, metadata.max_seq_len_k, bmm1_scale=layer.k_scale * layer.scaling,
         )  # fmt: skip
-        return out.flatten(0, 1)[at.clamp(0, len(padded) - 1)]
+        return out.flatten(0, 1)[at]
 
 
 @equivalent("mha-static-output", "all steps return one static buffer", "mha-draft")

@@ -294,6 +294,20 @@ class TailInDenominator(StagedKernel):
         return out * torch.exp(lse - wrong)[..., None], wrong
 
 
+@fault(
+    "mha-table-tail-read",
+    "M20",
+    "vllm#47305",
+    "keys past a row's end are loaded before they are masked: the page table's tail is followed",
+    "mha-target+table_tail",
+)
+class TableTailRead(StagedKernel):
+    def gather(self, at: Launch) -> tuple[Tensor, Tensor]:
+        page_size = at.k.shape[1]
+        page = self.pages(at)[:, at.key // page_size].long()
+        return at.k[page, at.key % page_size], at.v[page, at.key % page_size]
+
+
 # -- M25, M27: heads, slices, neighbours -------------------------------------------------------------------------------
 
 

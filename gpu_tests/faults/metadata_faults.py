@@ -10,7 +10,7 @@ from gpu_tests.backends.mla import MlaBackend, MlaMetadata
 from gpu_tests.backends.paged import page_rows, query_lens, write_offsets
 from gpu_tests.backends.protocol import Batch, Inputs, Mode, World
 from gpu_tests.faults.catalogue import fault
-from gpu_tests.faults.patching import without
+from gpu_tests.faults.patching import pad_queries, without
 
 # -- M1, M2: offsets -------------------------------------------------------------------------------------------------
 
@@ -214,18 +214,13 @@ class DraftWithoutStep(MlaBackend):
 class ExtendPaddedUnshifted(MlaBackend):
     def attend(self, query: Tensor, metadata: MlaMetadata, batch: Batch) -> Tensor:
         n, layer, spec = metadata.max_seq_len_q, self.world.layer, self.spec
-        token = torch.arange(len(query), device=query.device)
-        offsets = metadata.cu_seqlens_q
-        row = torch.searchsorted(offsets[1:].contiguous(), token, right=True).clamp(max=batch.batch_size - 1)
-        at = row * n + token - offsets[row]
-        padded = query.new_zeros(batch.batch_size * n, *query.shape[1:])
-        padded[at.clamp(max=len(padded) - 1)] = query
+        padded, at = pad_queries(query, metadata.cu_seqlens_q, n, "start")
         out = self.world.kernels.decode_mla(
             padded.unflatten(0, (batch.batch_size, n)), self.world.kv.kv_cache(), self.workspace,
             spec.qk_nope_head_dim, spec.kv_lora_rank, spec.qk_rope_head_dim, metadata.block_kv_indices,
             metadata.seq_lens_k, metadata.max_seq_len_k, bmm1_scale=layer.k_scale * layer.scaling,
         )  # fmt: skip
-        return out.flatten(0, 1)[at.clamp(max=len(padded) - 1)]
+        return out.flatten(0, 1)[at]
 
 
 @fault(
@@ -442,6 +437,49 @@ class PaddingInBatchScale(MlaBackend):
         out = super().forward(step, inputs, batch)
         largest = out.abs().amax()
         return torch.where(torch.isnan(largest), largest, out)
+
+
+@fault(
+    "mla-idle-rank",
+    "M11",
+    "sglang#24401",
+    "the longest live row is looked up on the host; an idle rank has none",
+    "mla-target+idle",
+)
+class IdleRank(MlaBackend):
+    def replay_prepare(self, batch: Batch) -> None:
+        super().replay_prepare(batch)
+        assert batch.seq_lens_cpu is not None
+        self.longest = max(n for n in batch.seq_lens_cpu.tolist() if n > self.fill_value())
+
+
+@fault(
+    "mha-empty-prefix-taken-for-padding",
+    "M11",
+    "sglang#22688",
+    "a request without tokens before its draft is taken for a padded row",
+    "mha-target+tiny_lengths",
+)
+class EmptyPrefixTakenForPadding(MhaBackend):
+    def fill_lengths(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
+        super().fill_lengths(metadata, batch, step)
+        lengths = metadata.cache_seqlens_int32
+        if batch.forward_mode is Mode.TARGET_VERIFY:
+            lengths.copy_(torch.where(batch.seq_lens == 0, self.fill_value(), lengths))
+
+
+@fault(
+    "mla-shared-prefix-by-first-page",
+    "M10",
+    "constructed: no public thread known",
+    "requests with the same first page are taken to share all of their pages",
+    "mla-target+shared_pages",
+)
+class SharedPrefixByFirstPage(MlaBackend):
+    def fill_table(self, metadata: MlaMetadata, batch: Batch, step: int) -> None:
+        rows = page_rows(self.world, batch)
+        first_owner = (rows[:, :1] == rows[:, 0]).int().argmax(1)
+        metadata.block_kv_indices[:, : self.spec.max_pages].copy_(rows[first_owner])
 
 
 # -- M13, M24: sizes and keys ------------------------------------------------------------------------------------------

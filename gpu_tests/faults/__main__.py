@@ -1,0 +1,71 @@
+"""`python -m gpu_tests.faults`: the kill matrix, faults x checks."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+from gpu_tests.contract.checks import CHECKS
+from gpu_tests.faults import EQUIVALENTS, FAULTS, docs
+from gpu_tests.faults.matrix import Kill, as_json, kill, kill_all
+from gpu_tests.graphs import available_drivers
+
+
+def main(argv: list[str] | None = None) -> int:
+    drivers = {driver.device.type: driver for driver in available_drivers()}
+    everything = {**FAULTS, **EQUIVALENTS}
+    parser = argparse.ArgumentParser(prog="python -m gpu_tests.faults", description=__doc__)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="faults to run (default: all)")
+    parser.add_argument("--driver", default="cpu", choices=sorted(drivers))
+    parser.add_argument("--json", action="store_true", help="print the matrix as JSON")
+    parser.add_argument("--show", action="store_true", help="print the diffs of the faults instead of running them")
+    parser.add_argument("--docs", action="store_true", help=f"write docs/{docs.PAGE.name}")
+    parser.add_argument("--in-process", action="store_true", help="do not give each fault a process on a GPU")
+    args = parser.parse_args(argv)
+    for name in args.ids:
+        if name not in everything:
+            near = difflib.get_close_matches(name, everything, n=1)
+            parser.error(f"no fault {name!r}" + (f": did you mean {near[0]!r}?" if near else ""))
+    chosen = [everything[name] for name in args.ids] or list(FAULTS.values())
+    if args.show:
+        print("\n\n".join(f"# {f.id} ({f.operator}, {f.source}): {f.what}\n{f.patch}" for f in chosen))
+        return 0
+    driver = drivers[args.driver]
+    kills = [kill(f, driver) for f in chosen] if args.in_process else list(kill_all(chosen, driver))
+    if args.docs:
+        docs.PAGE.write_text(docs.page(kills))
+    print(as_json(kills)) if args.json else show(kills)
+    return 0 if all(k.caught for k in kills) else 1
+
+
+def show(kills: Sequence[Kill]) -> None:
+    """A table on a terminal, tab-separated lines elsewhere."""
+    if sys.stdout.isatty():
+        _show_table(kills)
+    else:
+        for k in kills:
+            print(k.operator, k.fault, k.headline or k.died or "NOT CAUGHT", ",".join(k.checks), sep="\t")
+    caught = sum(k.caught for k in kills)
+    print(f"{caught} of {len(kills)} faults caught")
+
+
+def _show_table(kills: Sequence[Kill]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    fired = [check for check in CHECKS if any(check in k.checks for k in kills)]
+    table = Table(title="● headline   · also fires")
+    table.add_column("fault")
+    for check in fired:
+        table.add_column("\n".join(check.split("_")), justify="center")
+    for k in kills:
+        marks = ["●" if c == k.headline else "·" if c in k.checks else "" for c in fired]
+        name = k.fault if k.caught else f"[red]{k.fault}: NOT CAUGHT[/red]"
+        table.add_row(f"{k.operator} {name}", *marks)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
