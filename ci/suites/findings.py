@@ -20,7 +20,7 @@ from ci.suites.discover import Discovery
 
 _MOST_NAMED = 3
 
-Rule = Literal["no-suite", "no-job", "needs-unmet", "runs-twice"]
+Rule = Literal["no-suite", "no-job", "needs-unmet", "runs-twice", "declared-twice"]
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +40,7 @@ def findings(specs: Specs, catalogues: Mapping[str, Catalogue], discovery: Disco
                 *(SuiteFinding(problem, "no-job") for problem in _without_job(specs, catalogues, discovery)),
                 *(SuiteFinding(problem, "needs-unmet") for problem in _unmet_needs(specs, catalogues)),
                 *(SuiteFinding(problem, "runs-twice") for problem in _twice_in_a_job(specs, catalogues)),
+                *(SuiteFinding(problem, "declared-twice") for problem in _declared_twice(specs)),
             }
         )
     )
@@ -133,6 +134,17 @@ def _twice_in_a_job(specs: Specs, catalogues: Mapping[str, Catalogue]) -> Iterat
                         "keep them in one of the two suites, or the suites in two jobs",
                     )
                 seen |= dict.fromkeys(ids - seen.keys(), suite_name)
+
+
+def _declared_twice(specs: Specs) -> Iterator[Problem]:
+    """Suites of one name that two workflows declare in differing ways: their times would be mixed up."""
+    first: dict[str, str] = {}
+    for name, workflow in specs.workflows.items():
+        for suite_name, decl in workflow.suites.items():
+            other = first.setdefault(suite_name, name)
+            if decl != specs.workflows[other].suites[suite_name]:
+                message = f"suite {suite_name!r} is declared in another way in workflow {other!r}"
+                yield specs.problem(name, ("suites", suite_name), message, "rename one, or make both the same")
 
 
 def _ids(file: SuiteFile) -> list[str]:

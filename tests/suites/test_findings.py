@@ -21,6 +21,16 @@ FLEET = """
 MARK = "import pytest\npytestmark = pytest.mark.suite('{}'{})\ndef test_x(): ...\n"
 
 
+SAME_NAME = """
+    title: M
+    template: nightly
+    triggers: {dispatch: {}}
+    defaults: {timeout: 1h, file_timeout: 9m}
+    suites: {same: {command: run}, other: {command: run, gpus: 1}}
+    jobs: {j: {pool: h200, suites: [same, other]}}
+    """
+
+
 def found(root: Path, jobs: str, suites: str = "{}", **files: str) -> list[str]:
     """Findings of a repository with one workflow, as `rule place message`."""
     (root / "workflows").mkdir()
@@ -29,7 +39,7 @@ def found(root: Path, jobs: str, suites: str = "{}", **files: str) -> list[str]:
     text += f"suites: {suites}\njobs:\n"
     (root / "workflows/n.yml").write_text(text + "".join(f"  {job}\n" for job in jobs.split("; ")))
     for name, content in files.items():
-        (root / f"{name}.py").write_text(content)
+        (root / (name.replace("__", "/") if "." in name else f"{name}.py")).write_text(content)
     specs, tests = load(root, today=date(2026, 1, 1)), discover(root)
     catalogues = {name: catalogue(one.suites, tests, root) for name, one in specs.workflows.items()}
     return [
@@ -97,3 +107,10 @@ def test_a_test_that_two_suites_of_one_job_share_is_found(tmp_path: Path) -> Non
     assert found(tmp_path, "j: {pool: cpu, suites: [a, b]}; k: {pool: cpu, suites: [a]}", test_both=both) == [
         "runs-twice workflows/n.yml:7 would run twice, in 'a' and in 'b': test_both.py::test_x"
     ]
+
+
+def test_a_suite_that_two_workflows_declare_in_differing_ways_is_found(tmp_path: Path) -> None:
+    declared = "{same: {command: run}, other: {command: run}}"
+    assert found(
+        tmp_path, "j: {pool: cpu, suites: [same, other]}", declared, **{"workflows__m.yml": dedent(SAME_NAME)}
+    ) == ["declared-twice workflows/n.yml:5 suite 'other' is declared in another way in workflow 'm'"]
