@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_tests.graphs import CpuGraphDriver, calibrate
+from gpu_tests.graphs import CpuGraphDriver, calibrate, figures
 from gpu_tests.graphs.calibrate import Comparison, Disagreement
 from gpu_tests.graphs.snippets import TABLE, Observation
 
@@ -81,3 +81,8 @@ def test_stored_observations_read_back_equal(emulated: dict[str, Observation], t
     environment, loaded = calibrate.load(tmp_path / "cpu.json")
     assert loaded == emulated
     assert environment["driver"] == "cpu"
+
+
+def test_the_page_shows_the_figures_of_today(emulated: dict[str, Observation]) -> None:
+    page = figures.PAGE.read_text()
+    assert figures.page_with_figures(page, emulated) == page, "run: python -m gpu_tests.graphs.figures"

@@ -209,12 +209,10 @@ def report(comparison: Comparison, environment: dict[str, Any]) -> str:
     ]
     for d in comparison.disagreements:
         lines.append(f"  {d.name}{' (unsafe)' if d.unsafe else ''}: {d.explanation or 'UNEXPLAINED'}")
-        lines += [f"    {side}: {_in_words(o)}" for side, o in (("emulation", d.emulation), ("cuda", d.cuda))]
+        lines += [
+            f"    {side}: {o.words}  {o.error}".rstrip() for side, o in (("emulation", d.emulation), ("cuda", d.cuda))
+        ]
     return "\n".join(lines)
-
-
-def _in_words(o: Observation) -> str:
-    return " ".join(part for part in (o.verdict, o.value, o.error) if part)
 
 
 def main(argv: list[str] | None = None) -> int:

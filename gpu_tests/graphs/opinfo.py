@@ -28,19 +28,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from gpu_tests.graphs.driver import CaptureError, UncapturableKernelError
 from gpu_tests.graphs.emulation import CpuGraph, CpuGraphDriver
+from gpu_tests.graphs.opinfo_results import VERDICTS
 
-STORED = Path(__file__).parent / "data" / "opinfo_cpu.json"
 MIN_EXACT = 646
 
-# verdict -> what it means, in the order of the report
-VERDICTS = {
-    "exact": "replay equals eager bit for bit",
-    "close": "replay equals eager within 1e-3: the decomposition under a capture rounds otherwise",
-    "uninitialised": "the result is uninitialised memory by nature; it is poison at replay",
-    "refused": "capture is refused, as on CUDA",
-    "not runnable": "the operator, or two equally shaped samples of it, do not exist on this CPU",
-    "wrong": "replay differs from eager",
-}
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64, torch.float16, torch.int32)
 _MAX_SAMPLES = 20
 _BY_NATURE = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")

@@ -85,6 +85,10 @@ class Observation:
     value: str = ""
     error: str = ""
 
+    @property
+    def words(self) -> str:
+        return f"{self.verdict}, {self.value}" if self.value else self.verdict
+
 
 @dataclass(frozen=True)
 class Snippet:

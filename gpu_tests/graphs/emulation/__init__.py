@@ -25,8 +25,8 @@ from gpu_tests.graphs.emulation.program_diff import describe_differences
 from gpu_tests.graphs.emulation.recorder import Program, Recorder
 from gpu_tests.graphs.sites import user_site
 
-# Replays collect garbage.  What the modules loaded by now hold never becomes garbage; out of view, a collection
-# takes milliseconds instead of 65.
+# Replays collect garbage.  What the modules loaded by now hold never becomes garbage; out of view, a
+# collection takes milliseconds instead of 65.
 gc.freeze()
 
 
@@ -42,8 +42,8 @@ class CpuGraph:
                 block.keep_alive()
 
     def replay(self) -> None:
-        # A buffer that only a reference cycle holds is as good as freed.  After the first replay, only young objects
-        # are looked at: a full collection takes longer than most graphs.
+        # A buffer that only a reference cycle holds is as good as freed.  After the first replay, only
+        # young objects are looked at: a full collection takes longer than most graphs.
         gc.collect(1 if self._replayed else 2)
         self._replayed = True
         for block in self.program.external:

@@ -216,7 +216,9 @@ class HostAwareMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Newer torch wraps a mode for the compiler, and so imports the compiler (2 s) at the first op; not here."""
+        """Newer torch wraps a mode for the compiler, and so imports the compiler (2 s) at the first op; not
+        here.
+        """
         return False
 
     def found(self, finding: Finding) -> None:
@@ -254,7 +256,8 @@ class HostAwareMode(TorchDispatchMode):
             self.found(finding)
         elif _is_composite(func):  # only under inference_mode do these get here whole
             with self:
-                # The C++ kernel, as in eager code; `func.decompose` may pick a Python one that rounds otherwise.
+                # The C++ kernel, as in eager code; `func.decompose` may pick a Python one that rounds
+                # otherwise.
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         return self.run(func, args, kwargs)
 
