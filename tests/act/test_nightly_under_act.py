@@ -38,8 +38,7 @@ def test_a_typo_fails_the_plan_starts_nothing_and_reddens_the_gate(nightly: Nigh
     found = nightly("workflow_dispatch", "alhpa")
     assert found.started == {"plan", "gate"}
     assert found.night.exit_code != 0
-    assert any("did you mean 'alpha'" in line.text for line in found.lines)
-    assert {finding.kind for finding in found.night.problems} & {"plan-failed", "plan-missing"}
+    assert "did you mean 'alpha'" in str(found.night.problems)
 
 
 def test_a_failing_test_is_named(nightly: Nightly) -> None:
@@ -52,10 +51,11 @@ def test_a_failing_test_is_named(nightly: Nightly) -> None:
 
 
 def test_a_shard_killed_by_sigkill_is_incomplete_with_its_tests_named(nightly: Nightly) -> None:
-    kills = "def test_first():\n    pass\n\n\ndef test_kills():\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+    kill = "    for pid in (os.getppid(), os.getpid()):\n        os.kill(pid, signal.SIGKILL)\n"
+    kills = f"def test_first():\n    pass\n\n\ndef test_kills():\n{kill}"
     found = nightly("workflow_dispatch", "alpha", tests={"tests/test_a.py": HEAD + kills})
     assert found.night.exit_code != 0
-    assert found.verdict("alpha") in ("incomplete", "failed")
+    assert found.verdict("alpha") == "incomplete"
     assert "tests/test_a.py::test_kills" in str(found.night.problems)
 
 
