@@ -74,6 +74,7 @@ class Shape:
     parents: tuple[int, ...] = ()
     scales: tuple[float, float] = (1.0, 1.0)
     kv_dtype: torch.dtype | None = None
+    page_gap: int = 16
 
     @property
     def mla(self) -> bool:
@@ -106,11 +107,14 @@ class Launch:
         dtype = shape.kv_dtype or self.dtype
         k_scale, v_scale = shape.scales
         if shape.mla:
-            self.cache = empty_mla(pages, shape.page_size, dtype=dtype, device=device, scale=k_scale)
+            self.cache = empty_mla(
+                pages, shape.page_size, dtype=dtype, device=device, page_gap=shape.page_gap, scale=k_scale
+            )
         else:
             self.cache = empty_kv(
                 pages, shape.page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=device,
-                layout=shape.layout, storage=shape.storage, page_gap=16, k_scale=k_scale, v_scale=v_scale,
+                layout=shape.layout, storage=shape.storage, page_gap=shape.page_gap,
+                k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
         self.query = torch.zeros(
             len(shape.lengths) * shape.q_len, shape.heads, self.head_dim, dtype=self.dtype
@@ -367,6 +371,14 @@ def test_memory_layout_does_not_change_a_bit(kernel: Kernel) -> None:
         results.append(launch.run())
         assert_accepted(launch, results[-1])
     assert all(same_bits(results[0], other) for other in results[1:])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with 40 GB")
+def test_pages_further_than_two_to_the_31_elements_apart() -> None:
+    # page * stride in int32 wraps: vllm-project/vllm#47671, flashinfer-ai/flashinfer#3136.
+    launch = Launch(ON_GPU, Shape(16, 0, 16, 1, (100, 17, 64), page_gap=2**28), torch.bfloat16)
+    assert int(launch.block_tables[0, :7].max()) * launch.cache.k.stride(0) >= 2**31
+    assert_accepted(launch, launch.run())
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
