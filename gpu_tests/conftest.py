@@ -77,10 +77,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], None]:
+def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[Any], None]:
     """`contract(scenario)` fails, with the report, if the backend under test breaks the contract there."""
     from gpu_tests.backends.protocol import NotSupported
-    from gpu_tests.contract.scenario import Scenario
     from gpu_tests.contract.verify import DEFAULT_BACKEND, ContractViolation, load_factory, verify
 
     path = request.config.getoption("--backend") or DEFAULT_BACKEND
@@ -89,9 +88,9 @@ def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[str], Non
     except ValueError as error:
         raise pytest.UsageError(f"--backend {error}") from error
 
-    def check(scenario: str) -> None:
+    def check(scenario: Any) -> None:
         try:
-            verify(Scenario.parse(scenario), factory, driver, path, driver.device.type)
+            verify(scenario, factory, driver, path, driver.device.type)
         except NotSupported as reason:
             pytest.skip(f"{path} does not serve this world: {reason}")
         except ContractViolation as violation:

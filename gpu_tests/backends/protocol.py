@@ -76,7 +76,7 @@ class WorldSpec:
     head_dim: int = 16  # MHA
     kv_lora_rank: int = 32  # MLA
     qk_nope_head_dim: int = 16  # MLA
-    qk_rope_head_dim: int = 8  # MLA
+    qk_rope_head_dim: int = 16  # MLA
     v_head_dim: int = 16  # MLA
     window_left: int = -1
     sinks: bool = False

@@ -1,7 +1,7 @@
 """What is run, as data: worlds with names, perturbations with names, and the rounds that they make.
 
-A `Scenario` is written `WORLD[+perturbation...]#SEED`, for instance `mla-extend+padded+ragged_accepts#7`, and is
-a function of that text: the same rounds on every machine.  Each perturbation draws from its own random stream, so
+A `Scenario` is written `WORLD[+perturbation...]#SEED`, for instance `mla-extend+padded+ragged_accepts#7` or
+`mha-target+everything#0`, and is a function of that text: the same rounds on every machine.  Each perturbation draws from its own random stream, so
 that leaving one out changes nothing else; that is what makes shrinking work.
 """
 
@@ -70,6 +70,9 @@ PERTURBATIONS: dict[str, str] = {
     "dirty_workspace": "other users of the shared workspace leave their data in it",
 }
 
+EVERYTHING = "everything"
+"""Stands for all perturbations at once in a scenario's text."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -111,6 +114,7 @@ class Scenario:
 
     def __str__(self) -> str:
         names = [name for name in PERTURBATIONS if name in self.perturbations]
+        names = [EVERYTHING] if len(names) == len(PERTURBATIONS) else names
         return f"{'+'.join([self.world, *names])}#{self.seed}"
 
     @classmethod
@@ -120,7 +124,8 @@ class Scenario:
         if match is None:
             raise ValueError(f"{text!r} is not WORLD[+perturbation...][#SEED]")
         world, names, seed = match.groups()
-        return cls(world, frozenset(names.split("+")[1:]), int(seed or 0))
+        perturbations = frozenset(PERTURBATIONS if names == f"+{EVERYTHING}" else names.split("+")[1:])
+        return cls(world, perturbations, int(seed or 0))
 
     @property
     def spec(self) -> WorldSpec:
@@ -218,3 +223,11 @@ class Scenario:
 
 def _longest_prefix(spec: WorldSpec, mode: Mode) -> int:
     return spec.max_context - max(spec.tokens_per_row(mode), spec.steps(mode))
+
+
+def random_scenario(family: str, seed: int) -> Scenario:
+    """A world of the family and a subset of the perturbations, drawn by `seed`; its text is all that is needed later."""
+    rng = random.Random(f"random/{family}/{seed}")
+    world = rng.choice([name for name, spec in WORLDS.items() if spec.family == family])
+    count = rng.randrange(2, len(PERTURBATIONS))
+    return Scenario(world, frozenset(rng.sample(list(PERTURBATIONS), count)), seed)
