@@ -77,7 +77,7 @@ def test_a_snippet_without_a_stored_verdict_is_an_error(emulated: dict[str, Obse
 
 
 def test_stored_observations_read_back_equal(emulated: dict[str, Observation], tmp_path) -> None:
-    calibrate.store(tmp_path / "cpu.json", "cpu", emulated)
+    calibrate.store(tmp_path / "cpu.json", calibrate.environment_of("cpu"), emulated)
     environment, loaded = calibrate.load(tmp_path / "cpu.json")
     assert loaded == emulated
     assert environment["driver"] == "cpu"

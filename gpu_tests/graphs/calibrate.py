@@ -112,15 +112,15 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Observation]]:
     return stored["environment"], {name: Observation(**o) for name, o in stored["snippets"].items()}
 
 
-def store(path: Path, driver: str, observations: dict[str, Observation]) -> None:
+def store(path: Path, environment: dict[str, str], observations: dict[str, Observation]) -> None:
     document = {
-        "environment": _environment(driver),
+        "environment": environment,
         "snippets": {name: asdict(observations[name]) for name in sorted(observations)},
     }
     path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
-def _environment(driver: str) -> dict[str, str]:
+def environment_of(driver: str) -> dict[str, str]:
     environment = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "driver": driver,
@@ -140,12 +140,12 @@ def _environment(driver: str) -> dict[str, str]:
 def observe_in_workers(path: Path) -> None:
     """Every snippet on the GPU, in lanes of worker processes; `path` is rewritten after each result."""
     seen: dict[str, Observation] = {}
-    lock = threading.Lock()
+    lock, environment = threading.Lock(), environment_of("cuda")
 
     def keep(name: str, observation: Observation) -> None:
         with lock:
             seen[name] = observation
-            store(path, "cuda", seen)
+            store(path, environment, seen)
             print(f"{observation.verdict:9} {observation.value:12} {name}  {observation.error}", flush=True)
 
     names = [entry.name for entry in TABLE]
@@ -236,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.driver == "cuda":
         observe_in_workers(options.json)
     else:
-        store(options.json, "cpu", observe_all(CpuGraphDriver()))
+        store(options.json, environment_of("cpu"), observe_all(CpuGraphDriver()))
     return 0
 
 

@@ -76,13 +76,18 @@ class CudaGraphDriver:
     def capture(self, fn: Callable[[], Any], pool: PoolId | None = None, warmup: int = 1) -> CudaGraph:
         pool = pool or self.new_pool()
         _warm_up(fn, warmup)
-        held_before = set(held_spans(pool))
+        held_before, stream = set(held_spans(pool)), torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         try:
             with torch.cuda.graph(graph, pool=pool):
                 out = fn()
         except RuntimeError as error:
-            raise _capture_error(error) from error
+            # Ending a spoilt capture raises before torch goes back to the stream that was current.
+            torch.cuda.set_stream(stream)
+            refusal = _refusal(error)
+            if refusal is None:
+                raise
+            raise refusal from error
         graph.instantiate()
         if self._poison:
             # Nothing ran yet, so what the capture allocated holds garbage: make it recognisable.
@@ -133,8 +138,8 @@ def _warm_up(fn: Callable[[], Any], times: int) -> None:
     torch.cuda.synchronize()
 
 
-def _capture_error(error: RuntimeError) -> RuntimeError:
-    """The first failure behind `error`; a CaptureError if it speaks of capturing.
+def _refusal(error: RuntimeError) -> CaptureError | None:
+    """The first failure behind `error` if CUDA refused to capture; None if it is any other error of the function.
 
     A refused call raises inside the block, and ending the spoilt capture raises once more on top of it.
     """
@@ -143,7 +148,7 @@ def _capture_error(error: RuntimeError) -> RuntimeError:
         root = root.__context__
     refused = any(isinstance(e, torch.AcceleratorError) or "captur" in str(e) for e in (error, root))
     if not refused:
-        return root if isinstance(root, RuntimeError) else error
+        return None
     reason = str(root).strip().splitlines()[0] if str(root).strip() else type(root).__name__
     return CaptureError("a call", reason, site_of_error(root))
 
