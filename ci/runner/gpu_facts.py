@@ -5,6 +5,7 @@ Each question is asked in a process of its own with a time limit, since the tool
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
@@ -20,6 +21,7 @@ from ci.plan import Value
 from ci.runner import processes
 
 QUERY_SECONDS = 15.0
+_KILLED_SECONDS = 1.0
 PROBE = (sys.executable, str(Path(__file__).parent / "gpu_probe.py"))
 _SMI_FIELDS = (
     "index", "uuid", "name", "pci.bus_id", "compute_cap", "memory.total", "memory.used",
@@ -118,6 +120,8 @@ def _ask(command: Sequence[str], seconds: float) -> tuple[str, str]:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILLED_SECONDS)
         return "", f"no answer in {seconds:g} s"
     # 14: "infoROM is corrupted", with all that is asked for still answered.
     if process.returncode not in (0, 14):

@@ -44,7 +44,7 @@ class Judgement:
     detail: str = ""
     results: tuple[Result, ...] = ()
     resume: tuple[str, ...] = ()
-    """Tests that never ran because of a crash, for a fresh process."""
+    """Tests that a crash, or a test over its own budget, kept from running: for a fresh process."""
 
 
 def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judgement:
@@ -55,6 +55,10 @@ def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judge
     if ended.cause != "exited":
         message = _out_of_time(ended, seen)
         return Judgement(_stopped(ended), _during(message, seen), _all(victims, "timed-out", message))
+    if seen.running and ended.gave_up:
+        message = f"over the budget of the test{_stacks(ended)}"
+        results = _all(seen.running, "timed-out", message)
+        return Judgement("timed-out", _during(message, seen), results, seen.not_run)
     left = oom or _left(ended)
     if seen.collected is None or seen.running or seen.not_run:
         detail = _during(left, seen)
@@ -133,11 +137,15 @@ def _during(what: str, seen: Seen) -> str:
     return f"{what} between tests" if seen.not_run else f"{what} after its last test"
 
 
+def _stacks(ended: Ended) -> str:
+    return f" (stacks in {ended.stacks.name})" if ended.stacks else ""
+
+
 def _out_of_time(ended: Ended, seen: Seen) -> str:
     """Says `while passing` when the time went into tests that passed, and not into one that hangs."""
     passed = sum(event.seconds for event in seen.finished if event.outcome == "passed")
     bad = any(event.outcome in BAD for event in seen.finished)
-    where = f" (stacks in {ended.stacks.name})" if ended.stacks else ""
+    where = _stacks(ended)
     if ended.cause == "silent":
         return f"silent for too long, ended after {ended.seconds:.0f} s{where}"
     if passed >= ended.seconds / 2 and not bad:

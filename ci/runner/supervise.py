@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ci.runner import processes, stacks
+from ci.runner.inside.nightcap_inside.stacks import OUT_OF_TIME
 from ci.runner.interrupts import Interrupts
 from ci.runner.output import LIMIT, BoundedLog
 
@@ -59,6 +60,8 @@ class Ended:
     survivors: tuple[processes.Process, ...] = ()
     """Processes that even KILL did not end."""
     stacks: Path | None = None
+    gave_up: bool = False
+    """True when the process ended itself because of a test's `budget` mark."""
     log_lost: str = ""
 
 
@@ -125,8 +128,9 @@ def run(task: Task, limits: Limits, *, mark: str, interrupts: Interrupts) -> End
     finally:
         os.close(reader)
         log.close()
-    if task.stacks.exists() and task.stacks.stat().st_size == 0:
-        task.stacks.unlink()
+    dumped = task.stacks.read_text(errors="replace") if task.stacks.exists() else ""
+    if not dumped:
+        task.stacks.unlink(missing_ok=True)
     return Ended(
         cause=cause,
         seconds=seconds,
@@ -134,7 +138,8 @@ def run(task: Task, limits: Limits, *, mark: str, interrupts: Interrupts) -> End
         signal=_signal_name(-code) if code is not None and code < 0 else "",
         left=left,
         survivors=survivors,
-        stacks=task.stacks if task.stacks.exists() else None,
+        stacks=task.stacks if dumped else None,
+        gave_up=code == 1 and bool(OUT_OF_TIME.search(dumped)),
         log_lost=log.lost,
     )
 

@@ -119,6 +119,26 @@ def test_a_hang_is_ended_at_its_budget_with_the_stacks(bench: Bench, fault: str,
     assert stack in stacks.read_text()
 
 
+def test_a_test_over_its_own_budget_is_ended_and_the_others_run(bench: Bench) -> None:
+    night = bench.run_file("""
+        import pytest
+        def test_before(): pass
+        @pytest.mark.budget(1)
+        def test_loops_in_c(): pow(3, 10**10)
+        @pytest.mark.budget(1)
+        def test_in_time(): pass
+        def test_after(): pass
+    """)
+    assert night.results == {
+        "test_before": ["passed"],
+        "test_loops_in_c": ["timed-out"],
+        "test_in_time": ["passed"],
+        "test_after": ["passed"],
+    }
+    assert night.endings == ["timed-out", "completed"]
+    assert "in test_loops_in_c" in night.result.units[0].log.with_name("test_it.py.attempt1.stacks.txt").read_text()
+
+
 def test_a_thread_that_never_ends_does_not_keep_the_unit(bench: Bench) -> None:
     source = "import threading, time\ndef test_a(): threading.Thread(target=time.sleep, args=(60,)).start()"
     night = bench.run_file(source, file_timeout=2)

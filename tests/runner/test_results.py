@@ -124,6 +124,17 @@ def test_a_fork_of_a_test_that_goes_on_into_pytest_writes_nothing(bench: Bench) 
     assert night.results == {"test_a": ["passed"], "test_b": ["passed"]}
 
 
+def test_results_of_pytest_xdist_come_once(bench: Bench) -> None:
+    bench.file("[pytest]\naddopts = -n 2", "pytest.ini")
+    night = bench.run_file(
+        "import pytest\n@pytest.mark.parametrize('i', range(4))\ndef test_a(i): assert i != 2", "test_a"
+    )
+    assert dict(sorted(night.results.items())) == {
+        "test_a[0]": ["passed"], "test_a[1]": ["passed"], "test_a[2]": ["failed"], "test_a[3]": ["passed"],
+    }  # fmt: skip
+    assert len(night.collected()) == 1
+
+
 @pytest.mark.parametrize(
     ("source", "ending", "outcomes"),
     [

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from .lines import Lines
-from .stacks import dump_on_signal
+from .stacks import Stacks
 
 MESSAGE_LIMIT = 2000
 """Characters of a failure that go into the journal; the log has the rest."""
@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "suite(name, gpus=0, min_sm=None, est=None): the nightly suite of the tests")
+    config.addinivalue_line("markers", "budget(seconds): the longest that nightcap lets a test take")
     path = config.getoption("--nightcap-unit")
     if path:
         unit = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -66,7 +67,7 @@ class Recorder:
         self._uncollected: list[pytest.CollectReport] = []
         self._excluded: list[str] = []
         self._reports: dict[str, list[pytest.TestReport]] = {}
-        dump_on_signal(Path(unit["stacks"]))
+        self._stacks = Stacks(Path(unit["stacks"]))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,6 +94,18 @@ class Recorder:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._reports[nodeid] = []
         self._write("test_started", test=nodeid)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Hold a test to its own budget, set-up and teardown included."""
+        budget = item.get_closest_marker("budget")
+        if budget is None:
+            return (yield)
+        self._stacks.end_after(float(budget.args[0]))
+        try:
+            return (yield)
+        finally:
+            self._stacks.go_on()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.setdefault(report.nodeid, []).append(report)
