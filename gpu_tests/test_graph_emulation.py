@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -437,6 +439,39 @@ def test_an_opaque_kernel_gets_the_host_numbers_of_capture_time(emulation: CpuGr
     host_lengths.fill_(100)
     graph.replay()
     assert torch.equal(graph.out, x * 6)
+
+
+def test_kernels_inside_a_kernel_are_no_nodes(emulation: CpuGraphDriver, x: torch.Tensor) -> None:
+    inner = opaque(lambda t: t.mul_(2))
+    graph = emulation.capture(lambda: opaque(lambda t: inner(t).add_(1))(x), warmup=0)
+    assert len(graph.program.nodes) == 1
+
+
+def test_interpreted_triton_launches_are_opaque(
+    emulation: CpuGraphDriver, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class InterpretedFunction:
+        """As in triton.runtime.interpreter: runs on numpy, out of torch's sight."""
+
+        arg_names = ("lengths", "values", "out")
+        fn = staticmethod(_row_sums)
+
+        def run(self, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+            assert grid == (2,)
+            self.fn(*args)
+
+    monkeypatch.setitem(
+        sys.modules, "triton.runtime.interpreter", SimpleNamespace(InterpretedFunction=InterpretedFunction)
+    )
+    lengths, out = torch.tensor([1, 1]), torch.zeros(2)
+    graph = emulation.capture(
+        lambda: InterpretedFunction().run(lengths, x, out, grid=lambda meta: (len(meta["lengths"]),), warmup=False),
+        warmup=0,
+    )
+    lengths.fill_(3)
+    graph.replay()
+    assert out.tolist() == [3, 12]
+    assert [node.op for node in graph.program.nodes] == ["_row_sums"]
 
 
 def test_outside_a_capture_an_opaque_kernel_is_a_plain_call(x: torch.Tensor) -> None:

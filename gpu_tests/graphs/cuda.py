@@ -139,7 +139,8 @@ def _warm_up(fn: Callable[[], Any], times: int) -> None:
 
 
 def _refusal(error: RuntimeError) -> CaptureError | None:
-    """The first failure behind `error` if CUDA refused to capture; None if it is any other error of the function.
+    """The first failure behind `error` if CUDA refused to capture; None if it is any other error of the
+    function.
 
     A refused call raises inside the block, and ending the spoilt capture raises once more on top of it.
     """

@@ -8,7 +8,7 @@ whole; at replay it reads and writes its tensors' live contents and gets the hos
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -20,12 +20,18 @@ class OpaqueRecorder(Protocol):
     def call_opaque(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-_recorders: list[OpaqueRecorder] = []
+_recorders: list[OpaqueRecorder | None] = [None]
+
+
+def active_recorder() -> OpaqueRecorder | None:
+    return _recorders[-1]
 
 
 @contextmanager
-def recording_opaque_calls(recorder: OpaqueRecorder) -> Any:
-    """Send calls of opaque functions to `recorder` for the length of the block."""
+def recording_opaque_calls(recorder: OpaqueRecorder | None) -> Iterator[None]:
+    """Send calls of opaque functions to `recorder` for the length of the block; None: they are plain
+    calls.
+    """
     _recorders.append(recorder)
     try:
         yield
@@ -42,8 +48,9 @@ def opaque(fn: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _recorders:
-            result: R = _recorders[-1].call_opaque(fn, args, kwargs)
+        recorder = active_recorder()
+        if recorder is not None:
+            result: R = recorder.call_opaque(fn, args, kwargs)
             return result
         return fn(*args, **kwargs)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpu_tests.graphs.driver import ReplayError, UncapturableKernelError
 from gpu_tests.graphs.emulation import rules
@@ -26,6 +27,7 @@ from gpu_tests.graphs.emulation.memory import (
     require_storage,
     storage_key,
 )
+from gpu_tests.graphs.emulation.triton_hook import interpreted_triton_is_opaque
 from gpu_tests.graphs.opaque import recording_opaque_calls
 from gpu_tests.graphs.sites import name_of, user_site
 
@@ -107,7 +109,7 @@ class Recorder(HostAwareMode):
         """Record what the block does; then undo its effects on memory and on the random generator."""
         rng = torch.get_rng_state()
         try:
-            with recording_opaque_calls(self), PythonCalls(self), self:
+            with recording_opaque_calls(self), interpreted_triton_is_opaque(), PythonCalls(self), self:
                 yield self.program
         finally:
             for memory, before in self._saved.values():
@@ -151,7 +153,7 @@ class Recorder(HostAwareMode):
         """Record `fn` as one node.  What it writes is unknown, so every operand is put back afterwards."""
         name, site = getattr(fn, "__qualname__", repr(fn)), user_site()
         inputs = tensors_in((args, kwargs))
-        with _modes_off():
+        with _kernel_running(), _disable_current_modes():
             leaves, spec = self._freeze(args, kwargs)
             self._save(inputs)
             result = fn(*args, **kwargs)
@@ -217,10 +219,9 @@ def _written(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 
 
 @contextmanager
-def _modes_off() -> Iterator[None]:
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
+def _kernel_running() -> Iterator[None]:
+    """What a kernel does inside is no node of its own."""
+    with torch._C.DisableTorchFunction(), recording_opaque_calls(None):
         yield
 
 
@@ -230,7 +231,7 @@ def _execute(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     CUDA looks at no data while it captures, so an op that fails on the data of the moment (an index out of
     range in a buffer that is not filled yet) must not fail here: then only shapes are computed.
     """
-    with torch._C.DisableTorchFunction():
+    with _kernel_running():
         try:
             return func(*args, **kwargs)
         except (RuntimeError, IndexError) as error:
