@@ -164,7 +164,7 @@ class Fleet(Model):
         "python3 -m pip install --quiet .",
         description="Command that puts `nightcap` into the job's virtual environment.",
     )
-    pools: dict[Name, Pool] = Field(min_length=1)
+    pools: dict[Name, Pool] = Field(min_length=1, description="Pools by the name that jobs ask for.")
 
 
 class Schedule(Model):
@@ -177,7 +177,7 @@ class Schedule(Model):
 class Input(Model):
     """One extra input of a manual run. Its default holds on every event, also on a schedule."""
 
-    description: Text
+    description: Text = Field(description="What GitHub's form says of it.")
     type: Literal["string", "boolean", "number", "choice"] = "string"
     default: EnvValue | None = None
     options: list[Text] = Field([], description="The choices of `type: choice`.")
@@ -187,7 +187,7 @@ class Input(Model):
 class Dispatch(Model):
     """A manual run; the input `job_filter` is always there."""
 
-    inputs: dict[InputName, Input] = {}
+    inputs: dict[InputName, Input] = Field({}, description="Inputs beside `job_filter`, at most 24.")
 
 
 class Call(Model):
@@ -197,7 +197,7 @@ class Call(Model):
 class Branches(Model):
     """Pushes or pull requests to some branches; none named means all."""
 
-    branches: list[Text] = []
+    branches: list[Text] = Field([], description="Names or globs, as GitHub reads them.")
 
 
 class Triggers(Model):
@@ -209,11 +209,11 @@ class Triggers(Model):
             Discriminator(_is_list),
         ]
         | None
-    ) = None
-    dispatch: Dispatch | None = None
-    call: Call | None = None
-    pull_request: Branches | None = None
-    push: Branches | None = None
+    ) = Field(None, description="Cron lines of GitHub's scheduler.")
+    dispatch: Dispatch | None = Field(None, description="Manual runs; `{}` for no input but `job_filter`.")
+    call: Call | None = Field(None, description="`{}`: another workflow may call this one.")
+    pull_request: Branches | None = Field(None, description="`{}` for all; never on machines of one's own.")
+    push: Branches | None = Field(None, description="Pushes to branches.")
 
     @property
     def schedules(self) -> list[Schedule]:
@@ -224,7 +224,7 @@ class Triggers(Model):
 class Allowance(Model):
     """Why something that would be an error is allowed, and until when."""
 
-    reason: Text
+    reason: Text = Field(description="Why, for whoever reads it next.")
     expires: Day = Field(description="YYYY-MM-DD; from the day after, it is an error.")
 
 
@@ -255,7 +255,7 @@ class SuiteDecl(Model):
 class AutoShards(Model):
     """As many shards as the target time asks for."""
 
-    max: StrictInt = Field(ge=1, le=256)
+    max: StrictInt = Field(ge=1, le=256, description="The most shards, whatever the target asks for.")
     target: Duration = Field(description="Predicted time of one shard.")
 
 
@@ -274,8 +274,8 @@ class After(Model):
 class Job(Model):
     """One job: suites on a pool, or plain commands after other jobs."""
 
-    pool: Name | None = None
-    suites: list[Name] = []
+    pool: Name | None = Field(None, description="Pool of `runners.yml` on which it runs.")
+    suites: list[Name] = Field([], description="Suites that it runs, in order.")
     commands: list[Text] = Field(
         [], description="Plain commands in place of suites, in bash with -eo pipefail."
     )
@@ -284,17 +284,19 @@ class Job(Model):
         "filter", description="`always`: runs whatever the filter selects, unless a `!term` removes it."
     )
     aliases: list[Name] = Field([], description="Other or older names that filters know; they may begin with a digit.")
-    tags: list[JobTag] = []
-    timeout: Duration | None = None
+    tags: list[JobTag] = Field([], description="Words that group jobs, for the filter `tag:WORD`.")
+    timeout: Duration | None = Field(
+        None, description="Time limit of one shard, set-up included; at most the pool's."
+    )
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
     shards: Annotated[
         Annotated[StrictInt, Field(ge=1, le=256), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],
         Discriminator(_is_mapping),
     ] = Field(1, description="A number, or `{max: 8, target: 30m}` for as many as the tests' times ask for.")
     exclude_marks: list[Name] = Field([], description="Tests with one of these pytest marks are not planned.")
-    env: dict[EnvName, EnvValue] = {}
+    env: dict[EnvName, EnvValue] = Field({}, description="Variables of this job, over the workflow's.")
     artifacts: list[Text] = Field([], description="Globs of files to keep beside the journal.")
-    enabled: StrictBool = True
+    enabled: StrictBool = Field(True, description="False: the job rests, until `disabled` expires.")
     disabled: Allowance | None = Field(None, description="Needed with `enabled: false`.")
 
 
@@ -310,16 +312,18 @@ class Defaults(Model):
 class Workflow(Model):
     """`workflows/NAME.yml`: one workflow."""
 
-    title: Text
+    title: Text = Field(description="Name on the Actions page.")
     template: Name = Field(description="NAME of `templates/NAME.yml.j2`.")
-    triggers: Triggers
-    defaults: Defaults = Defaults()
-    env: dict[EnvName, EnvValue] = {}
+    triggers: Triggers = Field(description="When it runs; at least one.")
+    defaults: Defaults = Field(Defaults(), description="Values for every job that does not say otherwise.")
+    env: dict[EnvName, EnvValue] = Field({}, description="Variables of every job with suites or commands.")
     secrets: list[Secret] = Field(
         [], description="Secrets given to every job with suites or commands, as variables of the same name."
     )
-    suites: dict[Name, SuiteDecl] = {}
-    jobs: dict[JobKey, Job] = Field(min_length=1)
+    suites: dict[Name, SuiteDecl] = Field({}, description="Suites that test files do not fully name themselves.")
+    jobs: dict[JobKey, Job] = Field(
+        min_length=1, description="Jobs by key; the key is stable, a rename leaves the old one in `aliases`."
+    )
 
     def with_defaults(self) -> Workflow:
         """This workflow with `defaults` written into every job (jobs that say nothing of their own)."""

@@ -104,9 +104,9 @@ def _sentence(details: ErrorDetails, fields: list[FieldInfo]) -> tuple[str, str]
         case "string_pattern_mismatch":
             return f"{shown(value)} is not allowed", PATTERN_WORDS[context["pattern"]]
         case "string_too_short":
-            return "is empty", about or "write some text"
+            return "is empty", f"write some text: {about}" if about else "write some text"
         case "too_short":
-            return "is empty", about or "write at least one"
+            return "is empty", f"write at least one: {about}" if about else "write at least one"
         case "string_too_long":
             return f"{shown(value)} has more than {context['max_length']} characters", "shorten it"
         case "greater_than_equal":
