@@ -150,8 +150,12 @@ def bench(root: Path, environment: Mapping[str, str]) -> Bench:
     token = uuid.uuid4().hex
     ours = ("NIGHTCAP_", "PYTEST_", "CUDA_VISIBLE")
     env = {name: value for name, value in environment.items() if not name.startswith(ours)}
-    # The driver of `start` finds our packages wherever they are installed or not.
-    return Bench(root, {**env, "BENCH_TOKEN": token, "PYTHONPATH": str(REPOSITORY)}, token)
+    env |= {
+        "BENCH_TOKEN": token,
+        "PYTHONPATH": str(REPOSITORY),  # for the driver of `start`
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a test asks for the plug-ins that it is about
+    }
+    return Bench(root, env, token)
 
 
 def unit(path: str, *tests: str, kind: str = "pytest", suite: str = SUITE, **more: Any) -> Unit:

@@ -125,7 +125,7 @@ def test_a_fork_of_a_test_that_goes_on_into_pytest_writes_nothing(bench: Bench) 
 
 
 def test_results_of_pytest_xdist_come_once(bench: Bench) -> None:
-    bench.file("[pytest]\naddopts = -n 2", "pytest.ini")
+    bench.file("[pytest]\naddopts = -p xdist -n 2", "pytest.ini")
     night = bench.run_file(
         "import pytest\n@pytest.mark.parametrize('i', range(4))\ndef test_a(i): assert i != 2", "test_a"
     )
