@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import click
 
+from ci import __version__
 from ci.cli.main import EXIT_USAGE
 from ci.cli.project import Project
 from ci.generate.render import LOCK, packaged
@@ -24,7 +25,7 @@ RUNNERS = """\
 # yaml-language-server: $schema=schema/runners.schema.json
 # The fleet: where the schedule counts, and the pools of runners that jobs can ask for.
 repository: {repository}
-install: python3 -m pip install --quiet nightcap
+install: python3 -m pip install --quiet nightcap=={version}
 
 pools:
   cpu:
@@ -90,7 +91,7 @@ def command(project: Project, repository: str | None) -> None:
         raise click.BadParameter(f"{repository!r} is not OWNER/NAME", param_hint="--repository")
     tests = _tests(root)
     files = {
-        "workflows/runners.yml": RUNNERS.format(repository=repository),
+        "workflows/runners.yml": RUNNERS.format(repository=repository, version=__version__),
         "workflows/nightly.yml": NIGHTLY.format(suites=tests.declared, names=scalar(tests.suites)),
         LOCK: packaged("actions.lock.yml").read_text(encoding="utf-8"),
         **tests.written,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ci.gha.expressions import literal
-from ci.gha.yaml_writer import scalar
+from ci.gha.yaml_writer import Value, scalar
 from ci.spec.models import After, Fleet, Input, Job, Workflow
 
 FILTER_INPUT = "job_filter"
@@ -155,7 +155,7 @@ def _inputs(inputs: dict[str, Input], *, called: bool) -> Iterator[str]:
     for name, value in inputs.items():
         # workflow_call knows no choice.
         kind = "string" if called and value.type == "choice" else value.type
-        fields: dict[str, object] = {"description": value.description, "type": kind}
+        fields: dict[str, Value] = {"description": value.description, "type": kind}
         if value.required:
             fields["required"] = True
         if value.default is not None:
