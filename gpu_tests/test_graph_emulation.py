@@ -239,6 +239,7 @@ REFUSED: dict[str, tuple[type[CaptureError], Callable[[torch.Tensor], object]]] 
     "mask index": (HostReadError, lambda x: x[x > 1]),
     "unique": (HostReadError, lambda x: x.unique()),
     "slice by a tensor": (HostReadError, lambda x: x[: x.argmax()]),
+    "fill by a device scalar": (HostReadError, lambda x: x.masked_fill_(x > 1, x[0, 1])),
     "list of device scalars": (HostReadError, lambda x: torch.tensor([x[0, 0], x[0, 1]])),
     "list index": (HostCopyError, lambda x: x[[0, 1]]),
     "bool list index": (HostCopyError, lambda x: x[[True, False]]),
@@ -253,7 +254,8 @@ REFUSED: dict[str, tuple[type[CaptureError], Callable[[torch.Tensor], object]]] 
     "factory on the string cpu": (DeviceMixError, lambda x: x + torch.zeros(3, device="cpu")),
     "foreign generator": (UnsupportedOpError, lambda x: torch.rand(2, device=DEVICE, generator=torch.Generator())),
     "sparse tensor": (UnsupportedOpError, lambda x: x.to_sparse()),
-    "isin": (UncapturableKernelError, lambda x: torch.isin(x, x[0])),
+    "isin of many": (HostReadError, lambda x: torch.isin(x, torch.arange(100, device=DEVICE))),
+    "clamp by a host scalar": (DeviceMixError, lambda x: torch.clamp(x, max=torch.tensor(1.0))),
     "svd": (UncapturableKernelError, lambda x: torch.linalg.svd(x)),
 }
 
@@ -271,6 +273,7 @@ ACCEPTED: dict[str, Callable[[torch.Tensor], object]] = {
     "number through a mask": lambda x: x.__setitem__(x > 1, 5.0),
     "tensor through an index": lambda x: x.__setitem__(x[0].long() % 2, x[0] * 2),
     "device index": lambda x: x[x[0].long() % 2],
+    "isin of few": lambda x: torch.isin(x, x[0]),
     "host arithmetic": lambda x: x * torch.tensor([1.0, 2.0]).sum().item(),
     "a dtype change": lambda x: x.to(torch.float16),
     "moving to its own device": lambda x: x.to(DEVICE) + torch.zeros(3, device=x.device),

@@ -38,6 +38,7 @@ def _refused_ops() -> str:
         reasons[reason].append(f"Tensor.{op}")
     for op, (reason, condition) in rules.HOST_READ_OPS.items():
         reasons[reason].append(f"{op} (depends on its arguments)" if condition else op)
+    reasons[rules.ITEM_REASON] += rules.ITEM_INSIDE
     for op, reason in rules.UNCAPTURABLE_OPS.items():
         reasons[reason].append(op)
     rows = [f"| {reason} | {', '.join(f'`{op}`' for op in ops)} |" for reason, ops in reasons.items()]

@@ -101,6 +101,7 @@ class Snippet:
         inputs, new = Inputs(driver, 0), Inputs(driver, 1)
         before = {name: t.clone() for name, t in inputs.tensors.items()}
         try:
+            self._eager(Inputs(driver, 0))  # libraries get their handles and workspaces outside the capture
             graph = driver.capture(lambda: self.fn(inputs), warmup=0)
         except CaptureError as error:
             return Observation("refused", error=_first_line(error))
@@ -115,12 +116,13 @@ class Snippet:
         except ReplayError as error:
             return Observation("captured", "error", _first_line(error))
         got = _values(graph.out)
+        floating = [t for t in got if t.is_floating_point()]
+        if floating and all(bool(t.isnan().all()) for t in floating):
+            return Observation("captured", "poison")
         for word, seeds in {"fresh": (1, 1), "frozen": (0, 0), "host frozen": (1, 0)}.items():
             if _close(got, self._eager(Inputs(driver, *seeds))):
                 return Observation("captured", word)
-        floating = [t for t in got if t.is_floating_point()]
-        all_nan = bool(floating) and all(bool(t.isnan().all()) for t in floating)
-        return Observation("captured", "poison" if all_nan else "other")
+        return Observation("captured", "other")
 
     def _eager(self, inputs: Inputs) -> list[torch.Tensor]:
         torch.manual_seed(7)
@@ -175,6 +177,7 @@ def _stream_synchronize(e: Inputs) -> None:
 
 
 _NOT_MODELLED = "streams and their synchronisation are not modelled"
+_EX_FORM = "refused with its family: whether the form without a check synchronises is up to the solver library"
 _QUANTILE = "the CPU kernel of some torch versions reads q on the host, the CUDA one does not"
 
 S = Snippet
@@ -237,9 +240,11 @@ SNIPPETS: tuple[Snippet, ...] = (
     S("histc without a range", "shape", lambda e: torch.histc(e.x, 4)),
     S("histc with a range", "shape", lambda e: torch.histc(e.x, 4, -2, 2)),
     S("one_hot", "shape", lambda e: F.one_hot(e.idx)),
+    S("linspace(device 0-dim)", "shape", lambda e: torch.linspace(e.s0, e.s0 + 1, 3, device=e.device)),
     S("one_hot(n)", "shape", lambda e: F.one_hot(e.idx, 4)),
     S("combinations", "shape", lambda e: torch.combinations(e.v)),
     S("isin", "shape", lambda e: torch.isin(e.lens, e.lens[:2])),
+    S("isin of many", "shape", lambda e: torch.isin(e.lens, torch.arange(100, device=e.device))),
     S("isin(scalar)", "shape", lambda e: torch.isin(e.lens, 2)),
     # Indexing.
     S("x[int]", "index", lambda e: e.x[1] * 1),
@@ -258,6 +263,7 @@ SNIPPETS: tuple[Snippet, ...] = (
     S("take", "index", lambda e: e.x.take(e.idx)),
     S("take_along_dim", "index", lambda e: torch.take_along_dim(e.x, e.idx[:, None].expand(2, 3), 0)),
     S("embedding", "index", lambda e: F.embedding(e.idx, e.x)),
+    S("embedding(max_norm)", "index", lambda e: F.embedding(e.idx, e.x, max_norm=1.0)),
     S("embedding_bag", "index", lambda e: F.embedding_bag(e.idx, e.x, e.idx[:1] * 0)),
     S("x[0] = number", "index", lambda e: _set(e.x, 0, 5.0)),
     S("x[:] = number", "index", lambda e: _set(e.x, slice(None), 5.0)),
@@ -447,6 +453,9 @@ SNIPPETS: tuple[Snippet, ...] = (
     S("eigh", "matrix", lambda e: torch.linalg.eigh(e.spd)[0]),
     S("eig", "matrix", lambda e: torch.linalg.eig(e.spd)[0].real.sort().values),
     S("lstsq", "matrix", lambda e: torch.linalg.lstsq(e.spd, e.v[:, None]).solution),
+    S("cholesky_ex", "matrix", lambda e: torch.linalg.cholesky_ex(e.spd)[0], _EX_FORM),
+    S("inv_ex", "matrix", lambda e: torch.linalg.inv_ex(e.spd)[0], _EX_FORM),
+    S("solve_ex", "matrix", lambda e: torch.linalg.solve_ex(e.spd, e.v)[0], _EX_FORM),
     S("matrix_exp", "matrix", lambda e: torch.matrix_exp(e.spd)),
     S("matrix_power", "matrix", lambda e: torch.linalg.matrix_power(e.spd, 3)),
     S("matrix_norm 2", "matrix", lambda e: torch.linalg.matrix_norm(e.spd, 2)),

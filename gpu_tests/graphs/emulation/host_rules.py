@@ -65,8 +65,11 @@ def check_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
         reason, condition = rules.HOST_READ_OPS[name]
         if condition is None or condition(args, kwargs):
             return Finding(name, reason, HostReadError)
-    if name in rules.UNCAPTURABLE_OPS:
-        return Finding(name, rules.UNCAPTURABLE_OPS[name], UncapturableKernelError)
+    if any(not is_host(args[i]) for i in rules.ITEM_INSIDE.get(str(func), ())):
+        return Finding(name, rules.ITEM_REASON, HostReadError)
+    reason = rules.UNCAPTURABLE_OPS.get(name) or rules.UNCAPTURABLE_OPS.get(str(func))
+    if reason is not None:
+        return Finding(name, reason, UncapturableKernelError)
     if kwargs.get("generator") is not None:
         return Finding(
             name,

@@ -87,6 +87,15 @@ def _without_range(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(low == high)
 
 
+def _sorts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`torch.isin` compares with few test elements directly and sorts many, by this rule of ATen."""
+    elements, tests = args[0], args[1]
+    if not isinstance(tests, torch.Tensor):
+        return False
+    count = elements.numel() if isinstance(elements, torch.Tensor) else 1
+    return bool(tests.numel() >= 10 * count**0.145)
+
+
 def _differs_from_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """`torch.equal` short-cuts, before any read, on the same tensor and on unequal shapes."""
     a, b = args
@@ -114,6 +123,7 @@ HOST_READ_OPS: dict[str, tuple[str, Condition | None]] = {
     "aten.unique_dim": (_SHAPE, None),
     "aten.unique_consecutive": (_SHAPE, None),
     "aten.bincount": (_SHAPE, None),
+    "aten.isin": ("it sorts its operands and reads how many are unique", _sorts),
     "aten.repeat_interleave": (_SHAPE, _without_output_size),
     "aten.histc": (
         "without a range it reads the data's own minimum and maximum on the host",
@@ -121,9 +131,24 @@ HOST_READ_OPS: dict[str, tuple[str, Condition | None]] = {
     ),
 }
 
-# packet -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
+# overload -> positions of 0-dim operands that it reads with `.item()` inside, out of the recorder's sight.
+ITEM_INSIDE: dict[str, tuple[int, ...]] = {
+    "aten.masked_fill.Tensor": (2,),
+    "aten.masked_fill_.Tensor": (2,),
+    "aten.index_fill.int_Tensor": (3,),
+    "aten.index_fill_.int_Tensor": (3,),
+    "aten.linspace.Tensor_Tensor": (0, 1),
+    "aten.linspace.Tensor_Scalar": (0,),
+    "aten.linspace.Scalar_Tensor": (1,),
+    "aten.logspace.Tensor_Tensor": (0, 1),
+    "aten.logspace.Tensor_Scalar": (0,),
+    "aten.logspace.Scalar_Tensor": (1,),
+}
+ITEM_REASON = "it reads its 0-dim operand on the host; a Python number or `torch.where` does not"
+
+# packet or overload -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
 UNCAPTURABLE_OPS: dict[str, str] = {
-    "aten.isin": _ITERATES,
+    "aten.embedding_renorm_": _ITERATES,
     "aten._linalg_svd": _SOLVER,
     "aten._linalg_eigh": _SOLVER,
     "aten.linalg_eig": _SOLVER,
@@ -141,8 +166,8 @@ UNCAPTURABLE_OPS: dict[str, str] = {
     "aten.segment_reduce": _ITERATES,
 }
 
-# A 0-dim host tensor as an operand of a device op: its value is read at capture and frozen.  All pointwise
-# ops allow it but those in the second set, which copy it to the device.
+# A 0-dim host tensor as an operand of a device op: its value is read at capture and frozen.  Pointwise ops allow
+# it, and these; not so the ops that copy it to the device, or that want all operands on one device.
 FROZEN_SCALAR_OPS = frozenset(
     {
         "aten.fill_",
@@ -153,6 +178,7 @@ FROZEN_SCALAR_OPS = frozenset(
         "aten.index_fill_",
     }
 )
+DEMANDS_ONE_DEVICE = frozenset({"aten.clamp", "aten.clamp_"})
 COPIES_HOST_SCALAR = frozenset({"aten.where", "aten.index_put", "aten.index_put_", "aten.copy_", "aten.copy"})
 
 # Ops that write operands which their schema does not declare: argument positions.
@@ -174,6 +200,6 @@ def packet_name(func: torch._ops.OpOverload) -> str:
 
 def allows_host_scalar(func: torch._ops.OpOverload) -> bool:
     name = packet_name(func)
-    if name in COPIES_HOST_SCALAR:
+    if name in COPIES_HOST_SCALAR or name in DEMANDS_ONE_DEVICE:
         return False
     return name in FROZEN_SCALAR_OPS or torch.Tag.pointwise in func.tags
