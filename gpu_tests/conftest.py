@@ -38,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "suite(name, gpus=1, min_sm=0, est=...): the suite of a file; its name with '_' for '-' is a marker too",
     )
+    if config.getoption("--backend"):
+        from gpu_tests.contract.verify import load_factory
+
+        try:
+            load_factory(config.getoption("--backend"))
+        except ValueError as error:
+            raise pytest.UsageError(f"--backend {error}") from error
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -83,10 +90,7 @@ def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[Any], Non
     from gpu_tests.contract.verify import DEFAULT_BACKEND, ContractViolation, load_factory, verify
 
     path = request.config.getoption("--backend") or DEFAULT_BACKEND
-    try:
-        factory = load_factory(path)
-    except ValueError as error:
-        raise pytest.UsageError(f"--backend {error}") from error
+    factory = load_factory(path)
 
     def check(scenario: Any) -> None:
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_tests.backends.protocol import BackendFactory, NotSupported, World
+from gpu_tests.backends.protocol import Backend, BackendFactory, NotSupported, World
 
 
-def default_backend(world: World) -> object:
+def default_backend(world: World) -> Backend:
     """Our own backend for the world's family."""
     from gpu_tests.backends.mha import MhaBackend
     from gpu_tests.backends.mla import MlaBackend
@@ -13,4 +13,4 @@ def default_backend(world: World) -> object:
     return MlaBackend(world) if world.spec.family == "mla" else MhaBackend(world)
 
 
-__all__ = ["BackendFactory", "NotSupported", "World", "default_backend"]
+__all__ = ["Backend", "BackendFactory", "NotSupported", "World", "default_backend"]

@@ -25,7 +25,7 @@ from gpu_tests.backends.protocol import Batch, Inputs, Mode, NotSupported, World
 
 @dataclass
 class MlaMetadata:
-    """block_kv_indices int32 [R, blocks] (-1 past the table), seq_lens_k, seq_lens_q int32 [R], cu_seqlens_q [R + 1]."""
+    """block_kv_indices [R, blocks] (-1 past the table), seq_lens_k, seq_lens_q [R], cu_seqlens_q [R + 1]; int32."""
 
     block_kv_indices: Tensor
     seq_lens_k: Tensor

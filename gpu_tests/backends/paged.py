@@ -21,7 +21,7 @@ MetadataT = TypeVar("MetadataT")
 
 
 class PagedBackend(Generic[MetadataT]):
-    """Metadata life cycle.  A subclass says what its buffers are, how a size is bound to them and how they are filled."""
+    """Metadata life cycle.  A subclass says what the buffers are, how a size is bound to them, how they are filled."""
 
     def __init__(self, world: World) -> None:
         self.world, self.spec = world, world.spec

@@ -37,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{scenario}: not supported: {reason}")
             continue
         failed |= bool(found)
-        print(report(found, scenario, reproduce(scenario, args.backend, args.driver)) if found else f"{scenario}: holds")
+        print(
+            report(found, scenario, reproduce(scenario, args.backend, args.driver)) if found else f"{scenario}: holds"
+        )
     return 1 if failed else 0
 
 

@@ -1,7 +1,7 @@
 """The checks: evidence in, findings out.  Each has a name, and each is the reason that at least one fault is caught.
 
-`CHECKS` maps a name to what it demands; `judge(evidence)` runs them all.  A finding that is known or allowed is
-filtered by `Exemption`s, which need a reason.
+`CHECKS` maps a name to what it demands; `judge(evidence)` runs them all.  What is known or allowed is taken out by
+`Exemption`s, which need a reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.contract.drive import Evidence, Execution, ReplayRecord
-from gpu_tests.contract.metadata import equal, words
+from gpu_tests.contract.metadata import Value, equal, words
 from gpu_tests.contract.truth import Expected
 from gpu_tests.reference.acceptance import RowError, row_errors
 
@@ -59,11 +59,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Exemption:
-    """Findings of `check` (about `field`, if given) that are not reported, and why."""
+    """Findings that are not held against a backend, and why.
+
+    Allowed for good: name the `check` and the `field` that is scratch.  A known bug: name the `world` that shows it,
+    and its thread in the reason.
+    """
 
     check: str
     reason: str
     field: str = ""
+    world: str = ""
 
     def __post_init__(self) -> None:
         if self.check not in CHECKS:
@@ -71,8 +76,12 @@ class Exemption:
         if not self.reason.strip():
             raise ValueError(f"an exemption from {self.check!r} needs a reason")
 
-    def covers(self, finding: Finding) -> bool:
-        return self.check == finding.check and self.field in ("", finding.field.partition("[")[0])
+    def covers(self, finding: Finding, world: str) -> bool:
+        return (
+            self.check == finding.check
+            and self.field in ("", finding.field.partition("[")[0])
+            and self.world in ("", world)
+        )
 
 
 def headline(findings: Iterable[Finding]) -> str | None:
@@ -83,12 +92,12 @@ def headline(findings: Iterable[Finding]) -> str | None:
 
 def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Finding]:
     """All findings, in the order of the schedule."""
-    exempt = list(exemptions)
-    return [f for f in _all(evidence) if not any(e.covers(f) for e in exempt)]
+    exempt, world = list(exemptions), evidence.scenario.world
+    return [f for f in _all(evidence) if not any(e.covers(f, world) for e in exempt)]
 
 
 def _all(evidence: Evidence) -> Iterator[Finding]:
-    dtype = evidence.spec_dtype
+    dtype = evidence.scenario.spec.torch_dtype
     for failure in evidence.failures:
         yield Finding(failure.check, failure.label, f"{type(failure.error).__name__}: {failure.error}")
     for execution in evidence.captures:
@@ -127,9 +136,7 @@ def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:
     yield from _coverage(record)
 
 
-def _outputs(
-    execution: Execution, dtype: torch.dtype, check: str, record: ReplayRecord | None
-) -> Iterator[Finding]:
+def _outputs(execution: Execution, dtype: torch.dtype, check: str, record: ReplayRecord | None) -> Iterator[Finding]:
     for step, rows in enumerate(execution.expected):
         for expected in rows:
             for error in _row_errors(execution, step, expected, dtype):
@@ -213,10 +220,8 @@ def _same_metadata(record: ReplayRecord) -> Iterator[Finding]:
             continue  # scratch
         if ours is None or equal(fresh, ours):
             continue
-        if isinstance(fresh.value, Tensor) and isinstance(ours.value, Tensor) and fresh.value.dim() == 2:
-            # A page table past a row's last page may hold anything.
-            if fresh.value.shape == ours.value.shape and _same_pages(fresh.value, ours.value, record):
-                continue
+        if _same_pages(fresh.value, ours.value, record):
+            continue
         yield Finding(
             "same_metadata",
             record.replay.label,
@@ -226,7 +231,10 @@ def _same_metadata(record: ReplayRecord) -> Iterator[Finding]:
         )
 
 
-def _same_pages(a: Tensor, b: Tensor, record: ReplayRecord) -> bool:
+def _same_pages(a: Value, b: Value, record: ReplayRecord) -> bool:
+    """Whether both are page tables that agree; past a row's last page they may hold anything."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.dim() == 2 and a.shape == b.shape):
+        return False
     return all(
         torch.equal(a[row.index, : len(row.pages)], b[row.index, : len(row.pages)]) for row in record.replay.rows
     )
@@ -245,7 +253,9 @@ def _coverage(record: ReplayRecord) -> Iterator[Finding]:
         if offsets[0] != 0 or sorted(offsets) != offsets:
             message = f"{name} {offsets} does not start at 0 or decreases"
         elif offsets[: len(starts)] != starts or not live <= offsets[-1] <= replay.num_tokens:
-            message = f"{name} {offsets} does not cover the {replay.num_tokens} rows of the query: rows start at {starts}"
+            message = (
+                f"{name} {offsets} does not cover the {replay.num_tokens} rows of the query: rows start at {starts}"
+            )
         else:
             continue
         yield Finding("coverage", replay.label, message, field=name, record=record)

@@ -28,7 +28,7 @@ from gpu_tests.contract.guards import Guards
 from gpu_tests.contract.metadata import BatchFacts, Snapshot, snapshot
 from gpu_tests.contract.scenario import Round, Scenario
 from gpu_tests.contract.truth import Expected, RowTruth, Truth, chain, copy_of, make_world
-from gpu_tests.graphs import CaptureError, Captured, GraphDriver, GraphError, Sync, SyncError
+from gpu_tests.graphs import Captured, CaptureError, GraphDriver, GraphError, Sync, SyncError
 from gpu_tests.reference.paged import PagedKV
 
 WARMUPS = 2
@@ -87,8 +87,9 @@ class Failure:
 
 @dataclass
 class Evidence:
+    """All that a scenario left behind."""
+
     scenario: Scenario
-    spec_dtype: torch.dtype
     captures: list[Execution] = field(default_factory=list)
     replays: list[ReplayRecord] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -110,7 +111,7 @@ class _Graph:
 
 def run(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> Evidence:
     """Run the whole scenario.  A backend that raises ends it; the evidence says where."""
-    evidence = Evidence(scenario, scenario.spec.torch_dtype)
+    evidence = Evidence(scenario)
     with _uninitialised_memory_is_poison():
         session = _Session(scenario, factory, driver, evidence)
         if session.capture_all():
@@ -123,9 +124,7 @@ def run(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> Evi
 
 
 class _Session:
-    def __init__(
-        self, scenario: Scenario, factory: BackendFactory, driver: GraphDriver, evidence: Evidence
-    ) -> None:
+    def __init__(self, scenario: Scenario, factory: BackendFactory, driver: GraphDriver, evidence: Evidence) -> None:
         self.scenario, self.driver, self.evidence, self.spec = scenario, driver, evidence, scenario.spec
         with Guards() as self.guards:
             self.world = make_world(self.spec, driver.device)
@@ -135,8 +134,7 @@ class _Session:
         self.pool = driver.new_pool()
         self.graphs: dict[tuple[Mode, int], _Graph] = {}
         self.nan_flags = {
-            mode: torch.zeros(self.spec.steps(mode), dtype=torch.bool, device=driver.device)
-            for mode in self.spec.modes
+            mode: torch.zeros(self.spec.steps(mode), dtype=torch.bool, device=driver.device) for mode in self.spec.modes
         }
         self.diffed: set[Mode] = set()
 
@@ -227,9 +225,7 @@ class _Session:
         outs = [o.clone() for o in graph.graph.out]
         expected, kv_problems = self._judge_cache(feed, rows, self._inputs_seen(batch, outs), before)
         execution = self._execution("replay", label, batch, rows, outs, expected, graph.calls, self.backend)
-        return ReplayRecord(
-            execution, None, graph.metadata, graph.facts, graph.unwritten, None, kv_problems, syncs, []
-        )
+        return ReplayRecord(execution, None, graph.metadata, graph.facts, graph.unwritten, None, kv_problems, syncs, [])
 
     def _eager_control(self, round_: Round, label: str) -> Execution:
         feed, rows = self.truth.load(round_)
@@ -298,9 +294,7 @@ class _Session:
             self.nan_flags[batch.forward_mode][step].logical_or_((nan if live is None else nan & live).any())
         return outs
 
-    def _inputs_seen(
-        self, batch: Batch, outs: list[Tensor], inputs: list[Inputs] | None = None
-    ) -> list[Inputs]:
+    def _inputs_seen(self, batch: Batch, outs: list[Tensor], inputs: list[Inputs] | None = None) -> list[Inputs]:
         """The inputs of each step, given what the steps returned."""
         static = self.runner.inputs(batch) if inputs is None else inputs
         return [chain(x, outs[i - 1], self.spec) if i else x for i, x in enumerate(static)]

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 
+Value = Tensor | int | float | bool
+
+
 @dataclass(frozen=True)
 class Field:
     """One metadata field at one moment.  `tensor` is the live tensor, `value` a copy on the host."""
 
     name: str
-    value: Tensor | int | float | bool
+    value: Value
     tensor: Tensor | None = None
     version: int = 0
 
@@ -69,7 +72,7 @@ class BatchFacts:
     num_draft_tokens: int
 
 
-def words(value: Tensor | int | float | bool, facts: BatchFacts, unwritten: bool = False) -> str:
+def words(value: Value, facts: BatchFacts, unwritten: bool = False) -> str:
     """What a field holds, in the terms of the batch; falls back to the numbers."""
     if not isinstance(value, Tensor):
         return str(value)

@@ -1,8 +1,8 @@
 """What is run, as data: worlds with names, perturbations with names, and the rounds that they make.
 
 A `Scenario` is written `WORLD[+perturbation...]#SEED`, for instance `mla-extend+padded+ragged_accepts#7` or
-`mha-target+everything#0`, and is a function of that text: the same rounds on every machine.  Each perturbation draws from its own random stream, so
-that leaving one out changes nothing else; that is what makes shrinking work.
+`mha-target+everything#0`, and is a function of that text: the same rounds on every machine.  Each perturbation draws
+from its own random stream, so that leaving one out changes nothing else; that is what makes shrinking work.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _longest_prefix(spec: WorldSpec, mode: Mode) -> int:
 
 
 def random_scenario(family: str, seed: int) -> Scenario:
-    """A world of the family and a subset of the perturbations, drawn by `seed`; its text is all that is needed later."""
+    """A world of the family and a subset of the perturbations, drawn by `seed`."""
     rng = random.Random(f"random/{family}/{seed}")
     world = rng.choice([name for name, spec in WORLDS.items() if spec.family == family])
     count = rng.randrange(2, len(PERTURBATIONS))

@@ -118,7 +118,8 @@ class Truth:
         """Put the engine into the state before the pass; the pass itself as a feed, and what is true of its rows."""
         self._update_layer(round_.update)
         self._fill_pages()
-        rows, start = [], 0
+        rows: list[RowTruth] = []
+        start = 0
         order = self._page_order(round_)
         placed: list[tuple[int, ...]] = []
         for index, row in enumerate(round_.rows):
@@ -211,9 +212,7 @@ class Truth:
         table[: len(slots)] = slots[: len(table)].int()
         table[len(slots) :] = WILD_SLOT if "table_tail" in self._perturbations else 0
 
-    def _row_truth(
-        self, round_: Round, index: int, pages: tuple[int, ...], first_token: int, shared: int
-    ) -> RowTruth:
+    def _row_truth(self, round_: Round, index: int, pages: tuple[int, ...], first_token: int, shared: int) -> RowTruth:
         row, mode = round_.rows[index], round_.mode
         count = self._query_tokens(mode, row)
         content = (row.request, round_.rows[0].request if shared else None, shared)

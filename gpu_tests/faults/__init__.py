@@ -10,8 +10,6 @@ from gpu_tests.faults.catalogue import EQUIVALENTS, OPERATORS, Fault
 from gpu_tests.faults.catalogue import FAULTS as _FAULTS
 
 _MODULES = (seeds, metadata_faults, kernel_faults, engine_faults, equivalents)
-FAULTS: dict[str, Fault] = dict(
-    sorted(_FAULTS.items(), key=lambda item: list(OPERATORS).index(item[1].operator))
-)
+FAULTS: dict[str, Fault] = dict(sorted(_FAULTS.items(), key=lambda item: list(OPERATORS).index(item[1].operator)))
 
 __all__ = ["EQUIVALENTS", "FAULTS", "OPERATORS", "Fault"]

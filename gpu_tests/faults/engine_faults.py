@@ -1,4 +1,4 @@
-"""Faults of memory, streams, host and weights: what a graph does not see or sees too late (M12, M16, M21-M23, M26, M28)."""
+"""Faults of memory, streams, host and weights: what a graph sees too late or never (M12, M21 to M23, M26, M28)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ class MetadataInGraph(MhaBackend):
         super().use(self.current, batch)
 
 
-@equivalent("mha-table-as-far-as-needed", "only the pages that this batch reaches are copied; the tail stays", "mha-target")
+@equivalent(
+    "mha-table-as-far-as-needed", "only the pages that this batch reaches are copied; the tail stays", "mha-target"
+)
 class TableAsFarAsNeeded(MhaBackend):
     def fill_table(self, metadata: MhaMetadata, batch: Batch, step: int) -> None:
         assert batch.seq_lens_cpu is not None
@@ -43,7 +45,9 @@ class BuffersOfItsOwn(MlaBackend):
         return super().bind(self.allocate(), mode, bs)
 
 
-@equivalent("mla-padded-and-shifted", "packed queries are padded to the uniform stride, lengths shifted", "mla-extend-packed")
+@equivalent(
+    "mla-padded-and-shifted", "packed queries are padded to the uniform stride, lengths shifted", "mla-extend-packed"
+)
 class PaddedAndShifted(MlaBackend):
     def attend(self, query: Tensor, metadata: MlaMetadata, batch: Batch) -> Tensor:
         n, layer, spec = metadata.max_seq_len_q, self.world.layer, self.spec

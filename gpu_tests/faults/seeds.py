@@ -37,8 +37,8 @@ class ReplayPackedOffsets(MlaBackend):
     "mha-capture-unfilled-lengths",
     "M3",
     "sglang#26521",
-    "draft decode binds the zero-initialised cache_seqlens at capture and never fills it: the captured kernel runs over "
-    "no keys, NaN at warm-up",
+    "draft decode binds the zero-initialised cache_seqlens at capture and never fills it: the captured kernel runs "
+    "over no keys, NaN at warm-up",
     "mha-draft",
 )
 class CaptureUnfilledLengths(MhaBackend):
