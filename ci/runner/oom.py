@@ -16,7 +16,7 @@ class Watch:
     """Knows the state of things before a unit; `evidence` tells what came on top."""
 
     def __init__(self) -> None:
-        self._kills = _kills()
+        self._kills = kills()
         self._since = kernel_log.now()
 
     def evidence(self, signal: str) -> str:
@@ -27,7 +27,7 @@ class Watch:
         """
         if signal != "SIGKILL":
             return ""
-        if self._kills is not None and (_kills() or 0) > self._kills:
+        if self._kills is not None and (kills() or 0) > self._kills:
             return "out of memory: the kernel ended a process of this cgroup (oom_kill)"
         for line in kernel_log.lines(since=self._since):
             match = _KILLED.search(line)
@@ -36,7 +36,7 @@ class Watch:
         return ""
 
 
-def _kills(membership: Path = Path("/proc/self/cgroup"), mount: Path = _CGROUPS) -> int | None:
+def kills(membership: Path = Path("/proc/self/cgroup"), mount: Path = _CGROUPS) -> int | None:
     """Processes of our cgroup that the kernel has ended for memory; None when no counter can be read."""
     try:
         lines = membership.read_text().splitlines()

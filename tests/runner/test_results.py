@@ -124,6 +124,13 @@ def test_a_fork_of_a_test_that_goes_on_into_pytest_writes_nothing(bench: Bench) 
     assert night.results == {"test_a": ["passed"], "test_b": ["passed"]}
 
 
+@pytest.mark.parametrize("text", ["\\udc80 \\ud800", "\\u2028 \\x85", "\\x00\\x1b[31m", "\\U0001f600", "]]> <x>&"])
+def test_a_result_with_any_message_can_be_read(bench: Bench, text: str) -> None:
+    night = bench.run_file(f"def test_a(): raise ValueError('{text}')")
+    assert (night.results, night.unreadable) == ({"test_a": ["failed"]}, 0)
+    ET.parse(night.result.junit)
+
+
 def test_results_of_pytest_xdist_come_once(bench: Bench) -> None:
     bench.file("[pytest]\naddopts = -p xdist -n 2", "pytest.ini")
     night = bench.run_file(

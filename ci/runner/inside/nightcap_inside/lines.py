@@ -23,7 +23,7 @@ class Lines:
 
     def append(self, text: str) -> None:
         """Put one line (its newline included) on disk."""
-        data = text.encode(errors="surrogateescape")
+        data = text.encode(errors="replace")  # a lone surrogate, as undecodable bytes leave it, is no JSON
         try:
             self._write(data)
         except OSError as error:

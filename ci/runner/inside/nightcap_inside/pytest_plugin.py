@@ -146,7 +146,8 @@ class Recorder:
     def _write(self, event: str, **fields: Any) -> None:
         # Neither an xdist worker nor a fork of a test that went on into pytest: a result is written once.
         if os.getpid() == self._pid:
-            self._lines.append(json.dumps({"event": event, "at": _now(), **self._same, **fields}) + "\n")
+            content = {"event": event, "at": _now(), **self._same, **fields}
+            self._lines.append(json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def result(reports: list[pytest.TestReport]) -> tuple[str, str]:
