@@ -189,11 +189,6 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     results = sweep()
     counts = Counter(r.verdict for r in results)
-    for verdict, meaning in VERDICTS.items():
-        print(f"{counts[verdict]:4} {verdict}: {meaning}")
-    for r in results:
-        if r.verdict != "exact":
-            print(f"  {r.verdict:14} {r.op}: {r.reason}")
     if options.json is not None:
         document = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -203,6 +198,11 @@ def main(argv: list[str] | None = None) -> int:
             "not_exact": [asdict(r) for r in results if r.verdict != "exact"],
         }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
+    for verdict, meaning in VERDICTS.items():
+        print(f"{counts[verdict]:4} {verdict}: {meaning}")
+    for r in results:
+        if r.verdict != "exact":
+            print(f"  {r.verdict:14} {r.op}: {r.reason}")
     return 1 if counts["wrong"] or counts["exact"] < MIN_EXACT else 0
 
 
