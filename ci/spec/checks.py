@@ -169,8 +169,8 @@ def _suites(spec: Checked) -> Iterator[Finding]:
         path: Path = ("suites", name)
         if suite.files and suite.command:
             yield Finding(path, "both files and command: a suite has one of them", "drop one")
-        if not suite.files and not suite.command and not suite.allow_empty:
-            message = "neither files nor command: nothing says where its tests are"
+        if not suite.model_fields_set:
+            message = "says nothing: neither files, nor a command, nor what its marked tests need"
             yield Finding(path, message, "drop the declaration if test files name the suite themselves")
         for field in ("manifest", "junit"):
             if getattr(suite, field) and not suite.command:
