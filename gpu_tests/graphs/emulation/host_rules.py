@@ -67,9 +67,8 @@ def check_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[st
             return Finding(name, reason, HostReadError)
     if any(not is_host(args[i]) for i in rules.ITEM_INSIDE.get(str(func), ())):
         return Finding(name, rules.ITEM_REASON, HostReadError)
-    reason = rules.UNCAPTURABLE_OPS.get(name) or rules.UNCAPTURABLE_OPS.get(str(func))
-    if reason is not None:
-        return Finding(name, reason, UncapturableKernelError)
+    if name in rules.UNCAPTURABLE_OPS:
+        return Finding(name, rules.UNCAPTURABLE_OPS[name], UncapturableKernelError)
     if kwargs.get("generator") is not None:
         return Finding(
             name,
@@ -94,7 +93,7 @@ def _check_index(name: str, args: tuple[Any, ...]) -> Finding | None:
         # One mask and one host number is a masked fill: nothing to read, nothing to copy.
         if host_value and value.dim() == 0 and len(indices) == 1:
             return None
-        return Finding(name, "a boolean mask as index: " + rules._SHAPE, HostReadError)
+        return Finding(name, "a boolean mask as index: " + rules.SHAPE_REASON, HostReadError)
     if host_value:
         return Finding(name, f"the value on the right is a host number and {_PAGEABLE}", HostCopyError)
     return None

@@ -103,28 +103,28 @@ def _differs_from_itself(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 Condition = Callable[[tuple[Any, ...], dict[str, Any]], bool]
-_SHAPE = "the shape of its result depends on data, so the host must read it"
-_VALUE = "its result is a Python value read from device memory"
+SHAPE_REASON = "the shape of its result depends on data, so the host must read it"
+VALUE_REASON = "its result is a Python value read from device memory"
 _SOLVER = "its CUDA implementation checks an error flag on the host"
 _ITERATES = "its CUDA implementation reads data on the host while it runs"
 _COPIES = "its CUDA implementation copies pageable host memory to the device"
 
 # packet -> (reason, condition on the arguments or None for always)
 HOST_READ_OPS: dict[str, tuple[str, Condition | None]] = {
-    "aten._local_scalar_dense": (_VALUE, None),
-    "aten.item": (_VALUE, None),
-    "aten.is_nonzero": (_VALUE, None),
-    "aten.equal": (_VALUE, _differs_from_itself),
-    "aten.allclose": (_VALUE, None),
-    "aten.nonzero": (_SHAPE, None),
-    "aten.masked_select": (_SHAPE, None),
-    "aten._unique": (_SHAPE, None),
-    "aten._unique2": (_SHAPE, None),
-    "aten.unique_dim": (_SHAPE, None),
-    "aten.unique_consecutive": (_SHAPE, None),
-    "aten.bincount": (_SHAPE, None),
+    "aten._local_scalar_dense": (VALUE_REASON, None),
+    "aten.item": (VALUE_REASON, None),
+    "aten.is_nonzero": (VALUE_REASON, None),
+    "aten.equal": (VALUE_REASON, _differs_from_itself),
+    "aten.allclose": (VALUE_REASON, None),
+    "aten.nonzero": (SHAPE_REASON, None),
+    "aten.masked_select": (SHAPE_REASON, None),
+    "aten._unique": (SHAPE_REASON, None),
+    "aten._unique2": (SHAPE_REASON, None),
+    "aten.unique_dim": (SHAPE_REASON, None),
+    "aten.unique_consecutive": (SHAPE_REASON, None),
+    "aten.bincount": (SHAPE_REASON, None),
     "aten.isin": ("it sorts its operands and reads how many are unique", _sorts),
-    "aten.repeat_interleave": (_SHAPE, _without_output_size),
+    "aten.repeat_interleave": (SHAPE_REASON, _without_output_size),
     "aten.histc": (
         "without a range it reads the data's own minimum and maximum on the host",
         _without_range,
@@ -146,7 +146,7 @@ ITEM_INSIDE: dict[str, tuple[int, ...]] = {
 }
 ITEM_REASON = "it reads its 0-dim operand on the host; a Python number or `torch.where` does not"
 
-# packet or overload -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
+# packet -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
 UNCAPTURABLE_OPS: dict[str, str] = {
     "aten.embedding_renorm_": _ITERATES,
     "aten._linalg_svd": _SOLVER,
