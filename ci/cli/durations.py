@@ -15,7 +15,12 @@ from ci.suites.durations import Run, updated
 
 @click.group()
 def command() -> None:
-    """Refresh the measured times from journals."""
+    """Refresh the measured times from journals.
+
+    \b
+    Example:
+      nightcap durations update .nightcap/results
+    """
 
 
 @command.command()

@@ -33,8 +33,18 @@ EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE, as of any command whose reader went away. Never 0: `nightcap gate | head` may not turn green."""
 
 
+class ReaderLeft(Exception):
+    """Nobody reads standard output any more. A BrokenPipeError itself would end in click with 1, which means failed."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands live in `ci.cli.NAME` and whose help needs none of them."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderLeft from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -109,7 +119,7 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
+    except ReaderLeft:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except OSError as error:
