@@ -32,24 +32,12 @@ from ci.runner.host import HostNotFit
 from ci.runner.interrupts import Interrupted, Interrupts
 from ci.runner.options import RunOptions
 from ci.runner.record import Record
-from ci.runner.unit_run import UnitResult, run_unit
+from ci.runner.results import RunResult, UnitResult
+from ci.runner.unit_run import run_unit
 from ci.runner.units import Attempt, Places
 
 STEP_SHARE = 0.95
 """Part of the job's time that its units may use; the rest is for checkout, upload and leaving in order."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What became of the shard. The journal is the record; this is for the console."""
-
-    exit_code: ExitCode
-    units: tuple[UnitResult, ...]
-    not_run: tuple[Unit, ...]
-    """Units that were wanted and never started."""
-    journal: Path
-    junit: Path
-    interrupted: str = ""
 
 
 def run_shard(job: PlannedJob, shard: Shard, *, options: RunOptions) -> RunResult:
@@ -107,8 +95,10 @@ class _Run:
             self.record.note("infra", str(problem))
             console.say(str(problem))
         not_run = tuple(wanted[len(results) :])
+        code = _exit_code(results, not_run, fit=fit, interrupted=self.interrupts.received)
+        console.say(f"{_summary(results, not_run)}: {code.name.lower().replace('_', ' ')}; see {self.places.journal}")
         return RunResult(
-            exit_code=_exit_code(results, not_run, fit=fit, interrupted=self.interrupts.received),
+            exit_code=code,
             units=tuple(results),
             not_run=not_run,
             journal=self.places.journal,
@@ -181,7 +171,7 @@ class _Run:
             only = (self.options.only or {}).get((unit.suite, unit.path)) or None
             result = run_unit(Attempt(self.job, self.shard, unit, 1, only), context, console)
             results.append(result)
-            console.unit(unit, result.ending, result.counts, result.seconds, result.detail)
+            console.unit(result)
             if result.host:
                 self._note_degraded(result.host)
                 require_fit(result.host)
@@ -190,6 +180,13 @@ class _Run:
         for problem in report.problems:
             if problem.status == "degraded":
                 self.record.note("warning", f"host {report.host}: {problem.text}")
+
+
+def _summary(results: Sequence[UnitResult], not_run: Sequence[Unit]) -> str:
+    counts = sum((result.counts for result in results), Counter[str]())
+    parts = [f"{count} {name}" for name, count in counts.items()]
+    parts += [f"{len(not_run)} units not run"] if not_run else []
+    return ", ".join(parts) or "no result"
 
 
 def _exit_code(results: Sequence[UnitResult], not_run: Sequence[Unit], *, fit: bool, interrupted: str) -> ExitCode:

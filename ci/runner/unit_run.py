@@ -7,52 +7,16 @@ tried again, by class and with a cap; nothing else is ever repeated.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from ci.journal import Ending, Outcome
-from ci.plan import Unit
+from ci.journal import Outcome
 from ci.runner import attempt as attempts
 from ci.runner.attempt import AttemptResult, Context
-from ci.runner.classify import FailureClass
 from ci.runner.console import Console
-from ci.runner.gpus import HostReport
 from ci.runner.judge import BAD
+from ci.runner.results import UnitResult
 from ci.runner.units import Attempt
-
-
-@dataclass(frozen=True)
-class UnitResult:
-    """What became of one unit, all its attempts together."""
-
-    unit: Unit
-    ending: Ending
-    """Of the last attempt."""
-    outcomes: Mapping[str, tuple[Outcome, ...]]
-    """By full test id, the outcome of each attempt that reached it."""
-    lost: tuple[str, ...]
-    """Planned ids without any result."""
-    seconds: float
-    attempts: int
-    detail: str
-    failure: FailureClass | None
-    """Of the last attempt; None when nothing was wrong with it."""
-    log: Path
-    host: HostReport | None
-    """State of the GPUs after the last attempt."""
-
-    @property
-    def counts(self) -> Counter[str]:
-        """Tests by how they stand after the last attempt; passed after something else is `flaky`."""
-        counts = Counter(_standing(history) for history in self.outcomes.values())
-        return counts + Counter(lost=len(self.lost))
-
-    @property
-    def bad(self) -> bool:
-        """True when something is wrong with it beside lost tests."""
-        return self.failure is not None or any(self.counts[outcome] for outcome in BAD)
 
 
 def run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResult:
@@ -113,9 +77,3 @@ def _not_passed(result: AttemptResult, only: tuple[str, ...] | None) -> tuple[st
 def _has_result(planned: str, outcomes: Mapping[str, object]) -> bool:
     """A planned id holds its parameters' results: `a.py::t` those of `a.py::t[1]`."""
     return planned in outcomes or any(test.startswith(f"{planned}[") for test in outcomes)
-
-
-def _standing(history: Sequence[Outcome]) -> str:
-    if history[-1] == "passed" and any(outcome in BAD for outcome in history):
-        return "flaky"
-    return history[-1]

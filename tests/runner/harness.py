@@ -88,8 +88,7 @@ class Bench:
             plan_hash="hash",
             workflow="nightly",
             env=self.env,
-            quiet=True,
-            **{"grace": 0.3, "locks": self.root / "locks", "disk_bytes": 0, **(options or {})},
+            **{"quiet": True, "grace": 0.3, "locks": self.root / "locks", "disk_bytes": 0, **(options or {})},
         )
         result = run_shard(planned, planned.shards[0], options=told)
         read = journal.read(result.journal)

@@ -131,6 +131,20 @@ def test_a_result_with_any_message_can_be_read(bench: Bench, text: str) -> None:
     ET.parse(night.result.junit)
 
 
+def test_the_console_shows_a_bad_units_log_and_lets_no_test_speak_to_github(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = bench.file("def test_a(): pass", "test_good.py")
+    bad = bench.file("def test_b():\n    print('\\n::error::x ##[error]y')\n    assert 0", "test_bad.py")
+    bench.run(unit(good), unit(bad), options={"quiet": False})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[1/2] ok       test_good.py (s): 1 passed, ")
+    assert lines[1].startswith("[2/2] FAILED   test_bad.py (s): 1 failed, ")
+    assert "    | ::error::x # #[error]y" in lines
+    assert "    | E       assert 0" in lines or "    | E   assert 0" in lines
+    assert lines[-1] == f"1 passed, 1 failed: failed; see {bench.root}/results/journal.jsonl"
+
+
 def test_results_of_pytest_xdist_come_once(bench: Bench) -> None:
     bench.file("[pytest]\naddopts = -p xdist -n 2", "pytest.ini")
     night = bench.run_file(
