@@ -96,7 +96,7 @@ class CudaGraphDriver:
         return CudaGraph(graph, out, pool, self._poison)
 
     def to_host(self, t: torch.Tensor, pinned: bool = False) -> torch.Tensor:
-        host = t.detach().cpu()
+        host = t.detach().to("cpu", copy=True)
         return host.pin_memory() if pinned else host
 
     @contextmanager
