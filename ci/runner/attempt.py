@@ -65,7 +65,11 @@ def run(attempt: Attempt, context: Context) -> AttemptResult:
     ended = supervise.run(task, _limits(attempt, context), mark=context.mark, interrupts=context.interrupts)
     written = seen(record.news())
     log = classify.log_end(task.log)
-    judgement = _judge(unit, ended, written, log, context.places, kills.evidence(ended.signal))
+    killed = kills.evidence()
+    if killed and ended.signal != "SIGKILL":  # a child of the unit, or a neighbour's
+        record.note("warning", f"during {unit.path}: {killed}")
+        killed = ""
+    judgement = _judge(unit, ended, written, log, context.places, killed)
     record.write(*(_finished(attempt, result) for result in judgement.results))
     _note_left_overs(unit, ended, record)
     finished = written.finished + tuple(e for e in record.news() if isinstance(e, TestFinished))
@@ -86,7 +90,9 @@ def _look_at_host(context: Context) -> tuple[str, HostReport | None]:
             at_once, settled = context.gpus.settle()
     except Interrupted:
         return "", None
-    wrong = at_once if at_once.status == "bad" else settled
+    # Memory without a holder is most likely what this unit held and the driver has not given back yet.
+    somebody = at_once.status == "bad" and any(gpu.holders for gpu in at_once.assigned_gpus)
+    wrong = at_once if somebody else settled
     return f"host not fit: {wrong.texts}" if wrong.status == "bad" else "", settled
 
 

@@ -19,14 +19,8 @@ class Watch:
         self._kills = kills()
         self._since = kernel_log.now()
 
-    def evidence(self, signal: str) -> str:
-        """`out of memory: ...` when the kernel ended a process meanwhile, given the signal that ended the
-        unit.
-
-        Empty when SIGKILL was no part of it: memory may have run out for a neighbour.
-        """
-        if signal != "SIGKILL":
-            return ""
+    def evidence(self) -> str:
+        """`out of memory: ...` when the kernel ended a process meanwhile, ours for certain only by the cgroup."""
         if self._kills is not None and (kills() or 0) > self._kills:
             return "out of memory: the kernel ended a process of this cgroup (oom_kill)"
         for line in kernel_log.lines(since=self._since):

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.runner import gpu_care, gpus, kernel_log
+from ci.journal import UnitFinished
+from ci.runner import gpu_care, gpus, host, kernel_log
 from ci.runner.exit_codes import ExitCode
 from ci.runner.gpu_facts import Facts, parse_smi, query
 from ci.runner.gpus import Need, NotAssignable, assigned, doctor, judge
@@ -222,12 +223,35 @@ def test_a_gpu_lost_during_a_unit_is_the_hosts_fault_and_ends_the_shard(bench: B
     assert night.result.exit_code is ExitCode.INFRA
 
 
+def test_memory_given_back_late_does_not_excuse_the_unit_that_held_it(bench: Bench, hosts: Hosts) -> None:
+    hosts("eight-healthy", "eight-healthy", "foreign-other-namespace", "eight-healthy")
+    name = bench.file("raise ValueError('wrong')", "a.py")
+    night = bench.run(unit(name, name, kind="script"), gpus=1, sm=90, options={"gpu_wait": 5.0})
+    assert [(event.ending, event.failure_class) for event in night.of(UnitFinished)] == [("completed", "exception")]
+    assert night.result.exit_code is ExitCode.FAILED
+
+
+def test_a_foreign_process_on_the_gpu_excuses_a_unit_and_it_runs_again(bench: Bench, hosts: Hosts) -> None:
+    hosts("eight-healthy", "eight-healthy", "foreign-known-pid", "eight-healthy")
+    source = """
+        import os
+        if not os.path.exists("again"):
+            open("again", "w").close()
+            raise RuntimeError("CUDA error: out of memory")
+    """
+    name = bench.file(source, "a.py")
+    night = bench.run(unit(name, name, kind="script"), gpus=1, sm=90, options={"gpu_wait": 5.0})
+    assert [(event.ending, event.failure_class) for event in night.of(UnitFinished)] == [
+        ("infra", "gpu-busy"),
+        ("completed", ""),
+    ]
+    assert night.result.units[0].counts == {"flaky": 1}
+
+
 def test_two_runs_never_share_a_gpu(bench: Bench, hosts: Hosts) -> None:
     hosts("eight-healthy")
     taken = facts("eight-healthy").gpus[0].uuid
     name = bench.file("", "a.py")
-    from ci.runner import host
-
     with host.gpu_locks([taken], bench.root / "locks", wait=0, owner="nightly/other 1-of-1"):
         night = bench.run(unit(name, name, kind="script"), gpus=1, sm=90, options={"lock_wait": 0.0})
     assert night.result.exit_code is ExitCode.INFRA
