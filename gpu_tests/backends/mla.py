@@ -121,5 +121,8 @@ class MlaBackend(PagedBackend[MlaMetadata]):
 
 
 def per_token(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, H, n] times weight [H, n, m] as one product a token and head, so that no token's bits depend on others."""
-    return torch.matmul(x.unsqueeze(-2), weight).squeeze(-2)
+    """x [T, H, n] times weight [H, n, m] as one product a token.
+
+    A library picks its algorithm by the shape of the whole product: like this no token's bits depend on the others.
+    """
+    return torch.stack([torch.bmm(token[:, None], weight)[:, 0] for token in x])

@@ -36,7 +36,7 @@ CHECKS: dict[str, str] = {
     "eager": "the eager control, on an instance of its own, returns what the oracle says",
     "output": "a replay returns what the oracle says, row by row",
     "capture_output": "the run before capture returns what the oracle says, row by row",
-    "eager_match": "a replay and the eager control, both accepted, agree bit for bit",
+    "eager_match": "a replay and an accepted eager control of the same batch size agree bit for bit",
     "sensitivity": "requests that differ give outputs that differ",
 }
 """From the cause to the symptom: the first that fails is the headline of a report."""
@@ -123,7 +123,8 @@ def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:
     if eager is not None:
         wrong_without_graph = list(_outputs(eager, dtype, "eager", record))
         yield from wrong_without_graph
-        if not wrong and not wrong_without_graph:
+        # Kernels choose splits by the batch size: bits are comparable at equal sizes only.
+        if not wrong and not wrong_without_graph and eager.bs == replay.bs:
             yield from _eager_match(record, eager)
     for sync in record.syncs:
         yield Finding("host_sync", replay.label, f"replay_prepare waits at {sync.site}: {sync.op}", record=record)
@@ -152,7 +153,7 @@ def _outputs(execution: Execution, dtype: torch.dtype, check: str, record: Repla
 
 
 def _row_errors(execution: Execution, step: int, expected: Expected, dtype: torch.dtype) -> list[RowError]:
-    return row_errors(_rows(execution, step, expected), expected.oracle, expected.low_precision, dtype)[:2]
+    return row_errors(_rows(execution, step, expected), expected.oracle, expected.low_precision, dtype)[:1]
 
 
 def _rows(execution: Execution, step: int, expected: Expected) -> Tensor:

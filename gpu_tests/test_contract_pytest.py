@@ -1,0 +1,63 @@
+"""The options and markers of gpu_tests/conftest.py, seen from outside: a pytest in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="20s")
+
+ROOT = Path(__file__).parents[1]
+ONE = "gpu_tests/test_mha_graph.py::test_the_contract_holds_unperturbed_and_with_everything_at_once"
+PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+
+def run(*args: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", before + PYTEST, "-q", "-p", "no:cacheprovider", *args]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=120)
+
+
+def test_suites_are_selected_by_their_names() -> None:
+    files = ["gpu_tests/test_mha_graph.py", "gpu_tests/test_mla_graph.py"]
+    done = run("--collect-only", "--driver", "cpu", "-m", "attention_graph_mla and not slow", *files)
+    tests = [line for line in done.stdout.splitlines() if "::" in line]
+    assert done.returncode == 0
+    assert tests
+    assert all(test.startswith("gpu_tests/test_mla_graph.py") for test in tests)
+
+
+def test_another_backend_is_judged_and_its_failure_names_the_command() -> None:
+    done = run(f"{ONE}[cpu-mha-draft#0]", "--backend", "gpu_tests.faults.seeds:CaptureUnfilledLengths")
+    assert done.returncode == 1
+    assert "kernel_lengths fails in mha-draft#0" in done.stdout
+    command = "python -m gpu_tests.contract 'mha-draft#0' --backend gpu_tests.faults.seeds:CaptureUnfilledLengths"
+    assert command in done.stdout
+
+
+def test_a_world_that_a_backend_does_not_serve_is_skipped_with_its_reason() -> None:
+    done = run(f"{ONE}[cpu-mha-draft#0]", "-rs", "--backend", "gpu_tests.backends.example_backend:MyBackend")
+    assert "does not serve this world: decode and chain verify of MHA only" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--backend", "nowhere:make", "No module named 'nowhere'"),
+        ("--driver", "abacus", "invalid choice: 'abacus'"),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(option: str, value: str, message: str) -> None:
+    done = run("gpu_tests/test_mha_graph.py", "--collect-only", option, value)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+def test_without_torch_the_suites_say_how_to_install_it() -> None:
+    done = run("gpu_tests/test_mha_graph.py", before="import sys; sys.modules['torch'] = None; ")
+    assert done.returncode == 2
+    assert "the attention suites need torch: pip install 'nightcap[torch]'" in done.stdout
