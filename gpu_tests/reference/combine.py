@@ -1,11 +1,17 @@
-"""The second half of split KV in Triton: partial results of a row into its output. Takes 1 to 2 us.
+"""The second half of split KV in Triton: partial results of a row into its output.
 
 A kernel that splits the keys of a request writes, per row (request, token, head) and split, the normalised
 output of that split, fp32, and its LSE, base 2. A split without keys writes LSE = -inf and leaves its output
 as it was, so that a workspace may be dirty; LSE = NaN poisons the row. Flash-Decoding 2023 has the formula.
+With one split a kernel writes the output itself (`row_factor` holds what both have to agree on).
 
-One warp adds the few splits of a row. Where few rows have many splits (one request on the whole GPU), eight
-warps add 128 columns of a row: a warp a row would wait for the loads of one split after the other.
+It is a chain of latencies, so it has as few links as possible:
+
+* All splits of a row are loaded at once, whatever their LSE says, and those that were not written are thrown
+  away in registers. A loop over the splits would wait for memory once a turn.
+* A program takes as many columns as leave `ELEMENTS` elements to a thread: one warp a row for two splits,
+  eight warps for 32 columns of a row with 256 splits, which also spreads a single request over the GPU.
+* On Hopper and later it is launched while the first half still runs (`overlaps`) and waits there.
 """
 
 from __future__ import annotations
@@ -14,8 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MANY_SPLITS = 32
+ELEMENTS, WARP, MAX_WARPS = 32, 32, 8
 RUNTIME_INTEGERS = ["num_splits", "max_q_len"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
@@ -30,13 +37,63 @@ def partial_results(workspace: Tensor, rows: int, num_splits: int, head_dim_v: i
     return scratch[: num_parts * head_dim_v], scratch[num_parts * head_dim_v :]
 
 
+def overlaps(device: torch.device) -> bool:
+    """Whether kernels there may start before the one in front of them has ended (programmatic dependent
+    launch).
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Options of a launch of a kernel that begins with `wait_for_predecessor(OVERLAP)`."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlaps(device) else {"OVERLAP": False}
+
+
+@triton.jit
+def wait_for_predecessor(OVERLAP: tl.constexpr):
+    """Before the first access to memory: what the kernel in front wrote is visible, what it reads may be
+    overwritten.
+    """
+    if OVERLAP:
+        gdc_wait()
+
+
+@triton.jit
+def admit_successor(OVERLAP: tl.constexpr):
+    """The next kernel may be launched when every program of this one has come here; it then waits."""
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
 @triton.jit
 def rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED: tl.constexpr):
-    """First row of the request in the query, and how many it has."""
+    """First row of the request in the query, int64, and how many it has."""
     if RAGGED:
         first = tl.load(cum_seq_lens_q + request)
-        return first, tl.minimum(tl.load(cum_seq_lens_q + request + 1) - first, max_q_len)
-    return request * max_q_len, max_q_len
+        count = tl.minimum(tl.load(cum_seq_lens_q + request + 1) - first, max_q_len)
+    else:
+        first = request * max_q_len
+        count = max_q_len
+    return first.to(tl.int64), count
+
+
+@triton.jit
+def row_factor(top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS: tl.constexpr,
+               SCALE_TENSOR: tl.constexpr):  # fmt: skip
+    """What the weighted sum of values of a row has to be multiplied with, and the LSE of the row.
+
+    `total` is the sum of 2^(score - top). A row without keys has the factor 0 and LSE -inf.
+    """
+    finite_top = tl.where(total == 0.0, 0.0, top)
+    denominator = total
+    if SINKS:  # once per row, whatever the number of splits
+        denominator += tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - finite_top)
+    scale = out_scale
+    if SCALE_TENSOR:
+        scale *= tl.load(out_scale_tensor)
+    factor = tl.where(total == 0.0, 0.0, scale / denominator)
+    lse = tl.where(total == 0.0, float("-inf"), finite_top + tl.log2(total))
+    return tl.where(poisoned, float("nan"), factor), tl.where(poisoned, float("nan"), lse)
 
 
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)
@@ -44,50 +101,46 @@ def _combine(
     out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
     out_token, out_head, lse_token, num_splits, max_q_len,
     HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr,
-    SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One row (request, token, head) and `COLUMNS` of its columns."""
-    part = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(0)
     head = part % HEADS
     token = (part // HEADS) % max_q_len
     request = part // HEADS // max_q_len
+    split = tl.arange(0, SPLITS)
+    parts = part.to(tl.int64) * num_splits + split
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    wait_for_predecessor(OVERLAP)
+    lses = tl.load(part_lse + parts, mask=split < num_splits, other=float("-inf"))
+    values = tl.load(
+        part_out + parts[:, None] * DV + columns[None, :], mask=(split < num_splits)[:, None], other=0.0
+    )
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     if token >= q_len:
         return
-    splits = tl.arange(0, MAX_SPLITS)
-    lses = tl.load(part_lse + part * num_splits + splits, mask=splits < num_splits, other=float("-inf"))
     poisoned = tl.max(tl.where(lses != lses, 1, 0), 0) > 0
-    top = tl.max(lses, 0)
-    finite_top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(lses - finite_top), 0)
-    denominator = total
-    if SINKS:  # once per row, whatever the number of splits
-        denominator += tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - finite_top)
-
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    acc = tl.zeros([COLUMNS], tl.float32)
-    for begin in range(0, num_splits, CHUNK):
-        some = begin + tl.arange(0, CHUNK)
-        some_lse = tl.load(part_lse + part * num_splits + some, mask=some < num_splits, other=float("-inf"))
-        weights = tl.exp2(some_lse - finite_top)
-        rows = part_out + (part * num_splits + some)[:, None] * DV + columns[None, :]
-        values = tl.load(rows, mask=(some_lse > float("-inf"))[:, None], other=0.0)
-        acc += tl.sum(weights[:, None] * values, 0)
-
-    scale = out_scale
-    if SCALE_TENSOR:
-        scale *= tl.load(out_scale_tensor)
-    result = tl.where(total == 0.0, 0.0, acc / denominator * scale)
-    lse = tl.where(total == 0.0, float("-inf"), finite_top + tl.log2(total))
     if STRICT:
         poisoned |= tl.load(seq_lens + request) <= 0
-    result = tl.where(poisoned, float("nan"), result)
-    lse = tl.where(poisoned, float("nan"), lse)
+    top = tl.max(lses, 0)
+    weights = tl.exp2(lses - tl.where(top == float("-inf"), 0.0, top))
+    values = tl.where((lses > float("-inf"))[:, None], values, 0.0)  # not written: anything, even NaN
+    acc = tl.sum(weights[:, None] * values, 0)
+    factor, lse = row_factor(
+        top, tl.sum(weights, 0), poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, SCALE_TENSOR
+    )
     row = first_row + token
-    tl.store(out + row * out_token + head * out_head + columns, result.to(out.dtype.element_ty))
+    tl.store(out + row * out_token + head * out_head + columns, (acc * factor).to(out.dtype.element_ty))
     if tl.program_id(1) == 0:
         tl.store(lse_out + row * lse_token + head, lse)
+
+
+def _tile(num_splits: int, head_dim_v: int) -> tuple[int, int, int]:
+    """Splits (a power of two), columns and warps of a program."""
+    splits = triton.next_power_of_2(num_splits)
+    columns = min(head_dim_v, max(16, MAX_WARPS * WARP * ELEMENTS // splits))
+    return splits, columns, min(MAX_WARPS, max(1, splits * columns // (WARP * ELEMENTS)))
 
 
 def combine(
@@ -110,13 +163,11 @@ def combine(
     Rows that the offsets do not cover are not written. `strict`: NaN where `seq_lens` is not positive.
     """
     batch, (_, heads, head_dim_v) = len(seq_lens), out.shape
-    many = num_splits >= MANY_SPLITS
-    columns = min(head_dim_v, 128) if many else head_dim_v
+    splits, columns, warps = _tile(num_splits, head_dim_v)
     _combine[(batch * max_q_len * heads, head_dim_v // columns)](
         out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, scale, scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), num_splits, max_q_len,
         HEADS=heads, DV=head_dim_v, RAGGED=cum_seq_lens_q is not None, SINKS=sinks is not None,
         SCALE_TENSOR=scale_tensor is not None, STRICT=strict,
-        MAX_SPLITS=triton.next_power_of_2(num_splits), CHUNK=32 if many else 1, COLUMNS=columns,
-        num_warps=8 if many else 1,
+        SPLITS=splits, COLUMNS=columns, num_warps=warps, **launch_options(out.device),
     )  # fmt: skip

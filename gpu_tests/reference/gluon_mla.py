@@ -40,7 +40,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.combine import combine, partial_results
+from gpu_tests.reference.combine import (
+    admit_successor,
+    combine,
+    launch_options,
+    partial_results,
+    row_factor,
+    rows_of_request,
+    wait_for_predecessor,
+)
 from gpu_tests.reference.preconditions import Problems
 from gpu_tests.reference.triton_decode import needed_bytes, splits_for
 
@@ -104,11 +112,13 @@ def _clear_dead_keys(latent, live_keys):
 
 @gluon.jit
 def _score_role(
-    q_latent, q_rope, latent, rope, shrinks, totals, q_full, full, weights_ready, totals_ready,
-    pages, mask, part_lse, scale, first_part, row_of_tile, begin, end, length, q_len, poisoned,
-    num_splits, num_pages, mask_row, HEADS: gl.constexpr, PAGE: gl.constexpr, MASK: gl.constexpr,
+    q_latent, q_rope, latent, rope, shrinks, factors, q_full, full, weights_ready, factors_ready,
+    pages, mask, sinks, lse_rows, scale, out_scale, out_scale_tensor, row_of_tile, begin, end, length, q_len,
+    poisoned, lse_token, lse_head, num_pages, mask_row,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    OUT_SCALE_TENSOR: gl.constexpr,
 ):  # fmt: skip
-    """Scores and softmax of each block; at the end the sums and the LSE of the split."""
+    """Scores and softmax of each block; at the end the factor of the values and the LSE of each row."""
     rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
@@ -156,19 +166,21 @@ def _score_role(
             _clear_dead_keys(keys, length - block * KEYS)
         fence_async_shared()
         mbarrier.arrive(weights_ready.index(stage))
-    totals.store(total)
-    mbarrier.arrive(totals_ready)
-    lse = gl.where(total != 0.0, top + gl.log2(total), float("-inf"))
-    lse = gl.where(poisoned, float("nan"), lse)
-    gl.store(part_lse + (first_part + row).to(gl.int64) * num_splits, lse, mask=live_row)
+    factor, lse = row_factor(
+        top, total, poisoned, sinks, row % HEADS, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+    )
+    factors.store(factor)
+    mbarrier.arrive(factors_ready)
+    gl.store(lse_rows + token * lse_token + row % HEADS * lse_head, lse, mask=live_row)
 
 
 @gluon.jit
 def _value_role(
-    latent, rope, shrinks, totals, weights_ready, totals_ready, free,
-    part_out, first_part, row_of_tile, live_rows, begin, end, num_splits,
+    latent, rope, shrinks, factors, weights_ready, factors_ready, free,
+    out_rows, out_token, out_head, row_of_tile, live_rows, begin, end,
+    HEADS: gl.constexpr, DIRECT: gl.constexpr,
 ):  # fmt: skip
-    """The weighted sum of each block; at the end the quotient."""
+    """The weighted sum of each block; at the end its product with the factor of the row."""
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
     acc = gl.zeros([ROWS, LATENT], gl.float32, VALUE_LAYOUT)
     for block in range(begin, end):
@@ -181,36 +193,43 @@ def _value_role(
         acc = warpgroup_mma(weights, values, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(stage))
-    mbarrier.wait(totals_ready, 0)
-    total = totals.load(rows)
+    mbarrier.wait(factors_ready, 0)
+    factor = factors.load(rows)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
+    written = row < live_rows
+    if not DIRECT:  # a row without keys in this split leaves its part as it was
+        written &= factor != 0.0
+    row_offset = (row // HEADS * out_token + row % HEADS * out_head)[:, None]
     column = gl.arange(0, LATENT, layout=gl.SliceLayout(0, VALUE_LAYOUT))
-    part_rows = part_out + (first_part + row).to(gl.int64)[:, None] * num_splits * LATENT
-    written = (row < live_rows) & (total != 0.0)
-    gl.store(part_rows + column[None, :], acc / total[:, None], mask=written[:, None])
+    result = (acc * factor[:, None]).to(out_rows.dtype.element_ty)
+    gl.store(out_rows + row_offset + column[None, :], result, mask=written[:, None])
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _mla_split(
-    q_latent_map, q_rope_map, latent_map, rope_map,
-    block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
-    score_scale, score_scale_tensor, table_row, mask_request, mask_row,
-    num_splits, max_q_len, max_seq_len, num_pages,
-    HEADS: gl.constexpr, PAGE: gl.constexpr,
-    RAGGED: gl.constexpr, MASK: gl.constexpr, SCALE_TENSOR: gl.constexpr,
+    q_latent_map, q_rope_map, latent_map, rope_map, out, lse_out, part_out, part_lse,
+    block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+    score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
+    table_row, mask_request, mask_row, num_splits, max_q_len, max_seq_len, num_pages,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
+    DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2)."""
+    """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2).
+
+    `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
+    """
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
     request = gl.program_id(2)
-    first_row = request * max_q_len
-    q_len = max_q_len
-    if RAGGED:
-        first_row = gl.load(cum_seq_lens_q + request)
-        q_len = gl.minimum(gl.load(cum_seq_lens_q + request + 1) - first_row, max_q_len)
+    wait_for_predecessor(OVERLAP)
+    admit_successor(OVERLAP)
+    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     length = gl.load(seq_lens + request)
     poisoned = length > max_seq_len
-    length = gl.where(poisoned, 0, length)
+    if DIRECT and STRICT:
+        poisoned |= length <= 0
+    length = gl.where(length > max_seq_len, 0, length)
     blocks = gl.cdiv(length, KEYS)
     per_split = gl.cdiv(blocks, num_splits)
     begin = split * per_split
@@ -218,7 +237,14 @@ def _mla_split(
     scale = score_scale
     if SCALE_TENSOR:
         scale *= gl.load(score_scale_tensor)
-    first_part = request * max_q_len * HEADS
+    if DIRECT:
+        out_rows = out + first_row * out_token
+        lse_rows, lse_head = lse_out + first_row * lse_token, 1
+    else:
+        # As in `combine`: split `s` of row `r` stands at `r * num_splits + s`.
+        first_part = request.to(gl.int64) * max_q_len * HEADS * num_splits + split
+        out_rows, out_token, out_head = part_out + first_part * LATENT, HEADS * num_splits * LATENT, num_splits * LATENT
+        lse_rows, lse_token, lse_head = part_lse + first_part, HEADS * num_splits, num_splits
     pages = block_tables + request.to(gl.int64) * table_row
 
     q_latent = gl.allocate_shared_memory(gl.bfloat16, [ROWS, LATENT], TILE)
@@ -226,14 +252,14 @@ def _mla_split(
     latent = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, LATENT], PAGE_TILE)
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
     shrinks = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], VECTOR)
-    totals = gl.allocate_shared_memory(gl.float32, [ROWS], VECTOR)
+    factors = gl.allocate_shared_memory(gl.float32, [ROWS], VECTOR)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    totals_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    factors_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     weights_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
-    mbarrier.init(totals_ready, count=1)
+    mbarrier.init(factors_ready, count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(weights_ready.index(stage), count=1)
@@ -241,16 +267,17 @@ def _mla_split(
 
     gl.warp_specialize(
         [
-            (_value_role, (latent, rope, shrinks, totals, weights_ready, totals_ready, free,
-                           part_out + split * LATENT, first_part, row_of_tile, q_len * HEADS, begin, end,
-                           num_splits)),
-            (_score_role, (q_latent, q_rope, latent, rope, shrinks, totals,
-                           q_full, full, weights_ready, totals_ready,
-                           pages, mask + request * mask_request if MASK else mask, part_lse + split, scale,
-                           first_part, row_of_tile, begin, end, length, q_len, poisoned,
-                           num_splits, num_pages, mask_row, HEADS, PAGE, MASK)),
+            (_value_role, (latent, rope, shrinks, factors, weights_ready, factors_ready, free,
+                           out_rows, out_token, out_head, row_of_tile, q_len * HEADS, begin, end,
+                           HEADS, DIRECT)),
+            (_score_role, (q_latent, q_rope, latent, rope, shrinks, factors,
+                           q_full, full, weights_ready, factors_ready,
+                           pages, mask + request * mask_request if MASK else mask, sinks, lse_rows,
+                           scale, out_scale if DIRECT else 1.0, out_scale_tensor, row_of_tile, begin, end,
+                           length, q_len, poisoned, lse_token, lse_head, num_pages, mask_row,
+                           HEADS, PAGE, MASK, SINKS and DIRECT, OUT_SCALE_TENSOR and DIRECT)),
             (_load_role, (q_latent_map, q_rope_map, latent_map, rope_map, q_latent, q_rope, latent, rope,
-                          q_full, full, free, pages, first_row * HEADS + row_of_tile, begin, end, PAGE)),
+                          q_full, full, free, pages, (first_row * HEADS).to(gl.int32) + row_of_tile, begin, end, PAGE)),
         ],
         [4, 1],
         [SCORE_REGISTERS, LOAD_REGISTERS],
@@ -319,14 +346,19 @@ def paged_decode(
     num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
     part_out, part_lse = partial_results(workspace, batch * max_q_len * heads, num_splits, LATENT.value)
     _mla_split[(triton.cdiv(heads * max_q_len, ROWS.value), num_splits, batch)](
-        *tensor_maps(query, k), block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
-        bmm1_scale * LOG2E, bmm1_scale_tensor, block_tables.stride(0),
+        *tensor_maps(query, k), out, lse, part_out, part_lse,
+        block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+        bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
+        out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
         num_splits, max_q_len, max_seq_len, k.shape[0],
         HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
-        SCALE_TENSOR=bmm1_scale_tensor is not None, num_warps=8,
+        SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
+        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
+        num_warps=8, **launch_options(query.device),
     )  # fmt: skip
-    combine(
-        out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-        num_splits=num_splits, max_q_len=max_q_len, strict=strict,
-    )  # fmt: skip
+    if num_splits > 1:
+        combine(
+            out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
+            num_splits=num_splits, max_q_len=max_q_len, strict=strict,
+        )  # fmt: skip

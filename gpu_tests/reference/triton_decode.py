@@ -7,8 +7,9 @@ values are the first columns of the keys: one load feeds both products, and the 
 narrow tile.
 
 * The grid comes from shapes alone; lengths, pages, offsets and tensor scales are read on the device.
-* A split whose range is empty writes LSE = -inf and nothing else; `combine` reads only parts that were
-  written, so the workspace may be dirty. Nothing in it has to survive a launch.
+* A split whose range is empty writes LSE = -inf and nothing else; `combine` uses only parts that were
+  written, so the workspace may be dirty. Nothing in it has to survive a launch. With one split the output is
+  written at once.
 * Loads are masked by key, so that what lies in dead slots (NaN too) never meets the weights.
 * A GPU kernel cannot raise: a length above `max_seq_len` or a page id outside of the pool poisons the
   request's rows with NaN, and memory outside of the pool is not read.
@@ -24,7 +25,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.combine import combine, partial_results, rows_of_request
+from gpu_tests.reference.combine import (
+    admit_successor,
+    combine,
+    launch_options,
+    partial_results,
+    row_factor,
+    rows_of_request,
+    wait_for_predecessor,
+)
 from gpu_tests.reference.preconditions import Problems
 from gpu_tests.reference.splits import choose_splits, partial_bytes
 
@@ -69,22 +78,25 @@ def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Pro
 
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _split(
-    query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
-    score_scale, score_scale_tensor,
+    out, lse_out, part_out, part_lse, query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+    score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
     q_token, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, mask_request, mask_row,
     num_splits, max_q_len, max_seq_len, num_pages, window_left,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, ROPE: tl.constexpr, DV: tl.constexpr, LATENT: tl.constexpr,
-    RAGGED: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SCALE_TENSOR: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    RAGGED: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SINKS: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, OUT_SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr,
+    DIRECT: tl.constexpr, OVERLAP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One split of the keys of one request, one KV head, `ROWS` packed query rows."""
     tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     split, request = tl.program_id(1), tl.program_id(2)
+    wait_for_predecessor(OVERLAP)
+    admit_successor(OVERLAP)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    length = tl.load(seq_lens + request)
-    too_long = length > max_seq_len
-    length = tl.where(too_long, 0, length)
+    given_length = tl.load(seq_lens + request)
+    too_long = given_length > max_seq_len
+    length = tl.where(too_long, 0, given_length)
 
     row = tile * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
@@ -92,7 +104,7 @@ def _split(
     live_row = token < q_len
     position = length - q_len + token
     columns = tl.arange(0, D)
-    q_rows = query + (first_row + token).to(tl.int64) * q_token + head * q_head
+    q_rows = query + (first_row + token) * q_token + head * q_head
     q = tl.load(q_rows[:, None] + columns[None, :], mask=live_row[:, None], other=0.0)
     if ROPE > 0:
         rope_columns = D + tl.arange(0, ROPE)
@@ -159,13 +171,22 @@ def _split(
         key += KEYS
 
     poisoned = too_long | (tl.max(outside, 0) > 0)
-    written = total != 0.0
-    lse = tl.where(written, top + tl.log2(total), float("-inf"))
-    lse = tl.where(poisoned, float("nan"), lse)
-    part = ((request * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64) * num_splits + split
-    tl.store(part_lse + part, lse, mask=live_row)
-    part_rows = part_out + part[:, None] * DV + tl.arange(0, DV)[None, :]
-    tl.store(part_rows, acc / total[:, None], mask=(live_row & written)[:, None])
+    value_columns = tl.arange(0, DV)[None, :]
+    if DIRECT:
+        if STRICT:
+            poisoned |= given_length <= 0
+        factor, lse = row_factor(
+            top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+        )
+        tl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
+        out_rows = out + ((first_row + token) * out_token + head * out_head)[:, None] + value_columns
+        tl.store(out_rows, (acc * factor[:, None]).to(out.dtype.element_ty), mask=live_row[:, None])
+    else:
+        factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
+        part = ((request * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64) * num_splits + split
+        tl.store(part_lse + part, lse, mask=live_row)
+        written = live_row & (factor != 0.0)
+        tl.store(part_out + part[:, None] * DV + value_columns, acc * factor[:, None], mask=written[:, None])
 
 
 def splits_for(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
@@ -217,8 +238,9 @@ def paged_decode(
     rows = group * max_q_len
     tile = _tile(rows, k.shape[3], page_size, query.element_size())
     _split[(triton.cdiv(rows, tile.rows) * kv_heads, num_splits, batch)](
-        query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, part_out, part_lse,
-        bmm1_scale * LOG2E, bmm1_scale_tensor,
+        out, lse, part_out, part_lse, query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+        bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
+        out.stride(0), out.stride(1), lse.stride(0),
         query.stride(0), query.stride(1), k.stride(0), k.stride(1), k.stride(2),
         values.stride(0), values.stride(1), values.stride(2), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
@@ -226,11 +248,13 @@ def paged_decode(
         GROUP=group, KV_HEADS=kv_heads, PAGE=page_size,
         D=head_dim, ROPE=k.shape[3] - head_dim, DV=head_dim_v, LATENT=v is None,
         RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
-        SCALE_TENSOR=bmm1_scale_tensor is not None,
+        SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
+        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
         ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(query.device),
     )  # fmt: skip
-
-    combine(
-        out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-        num_splits=num_splits, max_q_len=max_q_len, strict=strict,
-    )  # fmt: skip
+    if num_splits > 1:
+        combine(
+            out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
+            num_splits=num_splits, max_q_len=max_q_len, strict=strict,
+        )  # fmt: skip
