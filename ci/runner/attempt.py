@@ -65,8 +65,8 @@ def run(attempt: Attempt, context: Context) -> AttemptResult:
     ended = supervise.run(task, _limits(attempt, context), mark=context.mark, interrupts=context.interrupts)
     written = seen(record.news())
     log = classify.log_end(task.log)
-    killed = kills.evidence()
-    if killed and ended.signal != "SIGKILL":  # a child of the unit, or a neighbour's
+    killed = kills.evidence(ended.signal)
+    if killed and ended.signal != "SIGKILL":  # a child of the unit, or another process of this cgroup
         record.note("warning", f"during {unit.path}: {killed}")
         killed = ""
     judgement = _judge(unit, ended, written, log, context.places, killed)

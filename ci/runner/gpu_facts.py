@@ -137,11 +137,7 @@ def _read_probe(text: str) -> Facts:
 
 
 def _with_commands(gpu: Gpu) -> Gpu:
-    table = processes.table()
-    holders = tuple(
-        holder.model_copy(update={"command": table[holder.pid].command}) if holder.pid in table else holder
-        for holder in gpu.holders
-    )
+    holders = tuple(holder.model_copy(update={"command": processes.command_of(holder.pid)}) for holder in gpu.holders)
     return gpu.model_copy(update={"holders": holders})
 
 

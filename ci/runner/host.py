@@ -109,8 +109,8 @@ def _end_dead_run(mark: str, path: Path) -> list[str]:
     ours = path.stat().st_uid == os.getuid()
     descriptor = _take(path, wait=0, about=None)
     try:
-        found = _bearing(mark)
-        survivors = processes.end(lambda: _bearing(mark), grace=_LEFT_OVER_GRACE)
+        found = processes.bearing(mark)
+        survivors = processes.end(lambda: processes.bearing(mark), grace=_LEFT_OVER_GRACE)
         scratch = Path(about.get("scratch", ""))
         if ours and scratch.name.startswith("nightcap-"):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -120,11 +120,6 @@ def _end_dead_run(mark: str, path: Path) -> list[str]:
         os.close(descriptor)
     lines = [f"ended a left-over of an earlier run: {p.pid} {p.command[:300]}" for p in found]
     return lines + [f"a left-over cannot be ended: {p.pid} (state {p.state})" for p in survivors]
-
-
-def _bearing(mark: str) -> tuple[processes.Process, ...]:
-    table = processes.table()
-    return tuple(p for pid, p in sorted(table.items()) if p.state not in "ZX" and processes.mark_of(pid) == mark)
 
 
 class _Taken(HostNotFit):

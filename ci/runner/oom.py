@@ -19,11 +19,14 @@ class Watch:
         self._kills = kills()
         self._since = kernel_log.now()
 
-    def evidence(self) -> str:
-        """`out of memory: ...` when the kernel ended a process meanwhile, ours for certain only by the cgroup."""
+    def evidence(self, signal: str) -> str:
+        """`out of memory: ...` when the kernel ended one of our processes meanwhile.
+
+        The log of the kernel names neighbours' processes as well: it counts when SIGKILL ended the unit.
+        """
         if self._kills is not None and (kills() or 0) > self._kills:
             return "out of memory: the kernel ended a process of this cgroup (oom_kill)"
-        for line in kernel_log.lines(since=self._since):
+        for line in kernel_log.lines(since=self._since) if signal == "SIGKILL" else ():
             match = _KILLED.search(line)
             if match:
                 return f"out of memory: the kernel ended process {match[1]} ({match[2]})"

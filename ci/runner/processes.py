@@ -14,8 +14,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MARK = "NIGHTCAP_MARK"
@@ -39,6 +39,7 @@ class Process:
     started: int
     state: str
     command: str
+    """Its command line where that was looked up, else its name in brackets."""
 
 
 def become_subreaper() -> None:
@@ -75,24 +76,9 @@ def start(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: 
 
 
 def table() -> dict[int, Process]:
-    """All processes that can be seen, by id."""
+    """All processes that can be seen, by id, without their commands."""
     found = (_read(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process}
-
-
-def of_run(mark: str, *, runner: int, spare: frozenset[int] = frozenset()) -> tuple[Process, ...]:
-    """The live processes of a run: descendants of the runner, and bearers of its mark.
-
-    `spare` are children that the runner's process had before; they and what descends from them are left alone
-    unless they bear the mark.
-    """
-    processes = table()
-    mine = _descendants(processes, runner, spare)
-    return tuple(
-        process
-        for pid, process in sorted(processes.items())
-        if pid != runner and process.state not in "ZX" and (pid in mine or mark_of(pid) == mark)
-    )
 
 
 def children(pid: int) -> frozenset[int]:
@@ -100,14 +86,38 @@ def children(pid: int) -> frozenset[int]:
     return frozenset(process.pid for process in table().values() if process.parent == pid)
 
 
+def of_run(mark: str, *, spare: frozenset[int] = frozenset(), keep: int | None = None) -> tuple[Process, ...]:
+    """The live processes of this run: descendants of this process, and bearers of its mark.
+
+    `spare` are children that this process had before; they and what descends from them are left alone unless
+    they bear the mark. Dead children that re-parented to this process are collected on the way; `keep` is its
+    Popen's to collect.
+    """
+    processes, me = table(), os.getpid()
+    _reap(processes, me, keep)
+    mine = _descendants(processes, me, spare)
+    # Nothing of this run is older than this process; on a big host that spares thousands of files.
+    young = [p for p in processes.values() if p.pid != me and p.started >= processes[me].started]
+    return _live(p for p in young if p.pid in mine or mark_of(p.pid) == mark)
+
+
+def bearing(mark: str) -> tuple[Process, ...]:
+    """The live processes with a mark, wherever they descend from."""
+    return _live(process for process in table().values() if mark_of(process.pid) == mark)
+
+
 def mark_of(pid: int) -> str:
     """The run's id in the environment of a process; empty where there is none or it cannot be read."""
     prefix = f"{MARK}=".encode()
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
+    environment = _contents(f"/proc/{pid}/environ")
+    if prefix not in environment:
         return ""
     return next((v[len(prefix) :].decode() for v in environment.split(b"\0") if v.startswith(prefix)), "")
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty when it is gone or has none."""
+    return " ".join(_contents(f"/proc/{pid}/cmdline").decode(errors="replace").split("\0")).strip()
 
 
 def send(process: Process, number: int) -> bool:
@@ -137,21 +147,9 @@ def end(find: Callable[[], tuple[Process, ...]], *, grace: float) -> tuple[Proce
     return _signal_until_gone(find, signal.SIGKILL, _KILL_SECONDS)
 
 
-def reap(keep: int | None = None) -> None:
-    """Collect dead children that were re-parented to this process; `keep` is its Popen's to collect."""
-    me = os.getpid()
-    for process in table().values():
-        if process.parent == me and process.state == "Z" and process.pid != keep:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(process.pid, os.WNOHANG)
-
-
 def catches(pid: int, number: int) -> bool:
     """True when the process has a handler for that signal."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+    status = _contents(f"/proc/{pid}/status").decode(errors="replace")
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
 
@@ -183,16 +181,34 @@ def _descendants(processes: Mapping[int, Process], root: int, spare: frozenset[i
     return frozenset(found)
 
 
+def _live(processes: Iterable[Process]) -> tuple[Process, ...]:
+    alive = sorted((p for p in processes if p.state not in "ZX"), key=lambda p: p.pid)
+    return tuple(replace(p, command=command_of(p.pid) or p.command) for p in alive)
+
+
+def _reap(processes: Mapping[int, Process], me: int, keep: int | None) -> None:
+    for process in processes.values():
+        if process.parent == me and process.state == "Z" and process.pid != keep:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
 def _read(pid: int) -> Process | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+    stat = _contents(f"/proc/{pid}/stat").decode(errors="replace")
+    if not stat:
         return None
     name, _, rest = stat.partition("(")[2].rpartition(")")  # the name may hold spaces and brackets
     fields = rest.split()
-    command = " ".join(words).strip() or f"[{name}]"
-    return Process(pid, int(fields[1]), int(fields[19]), fields[0], command)
+    return Process(pid, int(fields[1]), int(fields[19]), fields[0], f"[{name}]")
+
+
+def _contents(path: str) -> bytes:
+    """What a file of /proc holds; empty when the process is gone or another user's."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _prctl(option: int, value: int) -> None:

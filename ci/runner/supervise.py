@@ -96,8 +96,7 @@ class _Watch:
 
 def run(task: Task, limits: Limits, *, mark: str, interrupts: Interrupts) -> Ended:
     """Run the task to its end and end all it left. Raises OSError when the command cannot be started."""
-    me = os.getpid()
-    before = processes.children(me)
+    before = processes.children(os.getpid())
     log = BoundedLog(task.log, limits.log_bytes)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reader, False)
@@ -110,8 +109,7 @@ def run(task: Task, limits: Limits, *, mark: str, interrupts: Interrupts) -> End
 
         def find() -> tuple[processes.Process, ...]:
             process.poll()
-            processes.reap(keep=process.pid)
-            return processes.of_run(mark, runner=me, spare=before)
+            return processes.of_run(mark, spare=before, keep=process.pid)
 
         def drain() -> bool:
             heard, is_open = _read(reader, log)

@@ -138,7 +138,7 @@ class Bench:
     def survivors(self) -> list[str]:
         """Command lines of processes of this bench that still live."""
         return [
-            process.command
+            processes.command_of(process.pid)
             for process in processes.table().values()
             if process.state not in "ZX" and self.token.encode() in _environment(process.pid)
         ]
