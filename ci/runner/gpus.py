@@ -116,14 +116,18 @@ def doctor(visible: str | None, need: Need, *, since: float = 0.0, ask: Callable
 def assigned(visible: str | None, gpus: Sequence[Gpu]) -> tuple[tuple[Gpu, str], ...]:
     """(GPU, UUID of it or of its MIG device) for each entry of CUDA_VISIBLE_DEVICES; None assigns all.
 
-    CUDA itself ignores whatever follows an entry that it does not know; here that is an error.
-    Raises NotAssignable.
+    CUDA itself ignores whatever follows an entry that it does not know; here that is an error, and so is a GPU
+    named twice. Raises NotAssignable.
     """
     if visible is None:
         return tuple((gpu, uuid) for gpu in gpus for uuid in _uuids(gpu))
     if visible.strip() in ("", "-1", "NoDevFiles"):
         return ()
-    return tuple(pair for entry in visible.split(",") for pair in _find(entry.strip(), gpus, visible))
+    found = tuple(pair for entry in visible.split(",") for pair in _find(entry.strip(), gpus, visible))
+    uuids = [uuid for _, uuid in found]
+    if len(set(uuids)) < len(uuids):
+        raise NotAssignable(f"CUDA_VISIBLE_DEVICES={visible} names a GPU twice")
+    return found
 
 
 def judge(facts: Facts, mine: Sequence[tuple[Gpu, str]], need: Need, kernel: Iterable[str] = ()) -> tuple[Problem, ...]:

@@ -1,4 +1,15 @@
-"""The command line, the environment and the files of one attempt of a unit."""
+"""The command line, the environment and the files of one attempt of a unit.
+
+Beside the environment of the run and the job's own `env`, a unit finds:
+
+    NIGHTCAP_SUITE            its suite
+    NIGHTCAP_SHARD_INDEX      from 0, and NIGHTCAP_SHARD_COUNT
+    NIGHTCAP_TESTS_FILE       for a command: what to run, a line each
+    NIGHTCAP_PORT_BASE        first of NIGHTCAP_PORT_COUNT ports that no other run of the host uses
+    MASTER_PORT               the same port, unless the job sets it
+    NIGHTCAP_MARK             the run's id, by which whatever it starts is found again
+    TMPDIR                    a folder that is gone after the run
+"""
 
 from __future__ import annotations
 

@@ -97,6 +97,11 @@ def test_visible_devices_that_name_nothing_of_this_host_are_an_error(visible: st
         assigned(visible, facts("eight-healthy").gpus)
 
 
+def test_a_gpu_named_twice_is_an_error() -> None:
+    with pytest.raises(NotAssignable, match="names a GPU twice"):
+        assigned("0,1,GPU-00000000", facts("eight-healthy").gpus)
+
+
 @given(st.text(max_size=20))
 def test_any_visible_devices_are_assigned_or_refused(visible: str) -> None:
     host = facts("mig").gpus
