@@ -10,15 +10,16 @@ Where this reference says more than FlashInfer does:
 
 * Preconditions that the host can see (dtype, shape, stride, width, device) raise `KernelPreconditionError`,
   all of them at once. Those that only the data can show (a length above `max_seq_len`, a page id outside of
-  the pool, offsets past the query) raise in the PyTorch kernel; a GPU cannot raise, so the Triton kernel
-  writes NaN into the rows of that request and reads nothing out of bounds.
+  the pool, offsets past the query) raise in the PyTorch kernel; a GPU cannot raise, so the others
+  write NaN into the rows of that request and read nothing out of bounds.
+* `backend` is the best kernel for the launch (`auto`, see `select`) or one by name.
 * `empty_rows` decides about requests with `seq_len <= 0`: `strict` writes NaN, as XQA does on sm90, so that
   an unfilled length buffer shows; `safe` writes 0 and LSE -inf. A row that sees no key for another reason
   (more query tokens than keys) is 0 with LSE -inf under both.
 * Only the rows that the offsets cover are written.
 * Arguments of FlashInfer that are not implemented are refused unless they hold FlashInfer's default.
 
-LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink. Both backends give each request the same
+LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink. Every kernel gives each request the same
 bits whatever else is in the batch, as long as batch size, `max_q_len` and `max_seq_len` stay the same.
 """
 
@@ -31,7 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpu_tests.reference import torch_decode
+from gpu_tests.reference import select, torch_decode
 from gpu_tests.reference.preconditions import KernelPreconditionError, Problems
 from gpu_tests.reference.splits import LARGEST_GPU, choose_splits, partial_bytes
 
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 Backend = Literal["auto", "gluon", "triton", "torch"]
+MODULES = {"gluon": "gluon_mla", "triton": "triton_decode"}
 EmptyRows = Literal["strict", "safe"]
 Scale = float | Tensor
 
@@ -273,19 +275,33 @@ class _Launch:
         known = backend in ("auto", "gluon", "triton", "torch")
         problems.unless(known, "backend", backend, "auto, gluon, triton or torch")
         problems.raise_if_any()
-        if backend == "torch" or (backend == "auto" and self.query.device.type == "cpu"):
+        kernel = self._kernel(backend, problems)
+        if kernel == "torch":
             torch_decode.paged_decode_torch(out, lse, *self._op_arguments())
         else:
             # Triton is an optional dependency: a machine without a GPU does not need it.
-            module = "gluon_mla" if backend == "gluon" else "triton_decode"
-            kernel = importlib.import_module(f"gpu_tests.reference.{module}")
-            kernel.check(self.query, self.k, self.head_dim_v, self.v is None, problems)
+            module = importlib.import_module(f"gpu_tests.reference.{MODULES[kernel]}")
             batch = self.block_tables.shape[0]
-            needed = kernel.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
+            needed = module.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
             problems.buffer("workspace_buffer", workspace, needed, self.query.device)
             problems.raise_if_any()
-            kernel.paged_decode(out, lse, workspace, *self._op_arguments())
+            module.paged_decode(out, lse, workspace, *self._op_arguments())
         return out, lse
+
+    def _kernel(self, backend: Backend, problems: Problems) -> select.Kernel:
+        """The kernel that the caller forces, or the best one; raises when it cannot run this launch."""
+        gpu = {"capability": select.capability_of(self.query.device), "triton": select.triton_version()}
+        tensors = {"head_dim_v": self.head_dim_v, "latent": self.v is None}
+        if backend == "auto":
+            choice = select.choose(self.query, self.k, **tensors, **gpu)
+            select.log_once(choice)
+            backend = choice.kernel
+        if backend == "gluon":
+            select.check_gluon(problems, self.query, self.k, **tensors, **gpu)
+        elif backend == "triton":
+            select.check_triton(problems, self.query, self.k, **tensors)
+        problems.raise_if_any()
+        return backend
 
     def _op_arguments(self) -> tuple[object, ...]:
         """Scales as (float, tensor or None): a tensor is read at replay, a float is frozen at capture."""

@@ -49,16 +49,15 @@ from gpu_tests.reference.combine import (
     rows_of_request,
     wait_for_predecessor,
 )
-from gpu_tests.reference.preconditions import Problems
+from gpu_tests.reference.select import MLA_COLUMNS
 from gpu_tests.reference.triton_decode import needed_bytes, splits_for
 
-__all__ = ["check", "needed_bytes", "paged_decode"]
+__all__ = ["needed_bytes", "paged_decode"]
 
 LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
-LATENT = gl.constexpr(512)
-ROPE = gl.constexpr(64)
+LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
 STAGES = gl.constexpr(2)
 LAZY = gl.constexpr(8.0)
 """By how many powers of two a score may exceed the running maximum before that is renewed."""
@@ -68,9 +67,6 @@ VALUE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-
-PAGES = (64, 128)
-"""Page sizes: a block of keys lies in one page."""
 
 SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(160), gl.constexpr(24)
 RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
@@ -295,26 +291,6 @@ def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, LATENT.value], PAGE_TILE.value),
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
     )
-
-
-def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Problems) -> None:
-    """What this kernel asks for beyond the common preconditions."""
-    device = query.device
-    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    problems.unless(on_hopper, "query", f"device {device}", "on a Hopper GPU (sm_90) in Gluon")
-    problems.unless(latent and k.shape[2] == 1, "kv_cache", list(k.shape), "an MLA cache in Gluon")
-    width = [LATENT.value, k.shape[-1] - head_dim_v]
-    problems.unless(
-        [head_dim_v, width[1]] == [LATENT.value, ROPE.value], "kv_cache", width, "512 latent and 64 rope columns"
-    )
-    for name, tensor in (("query", query), ("kv_cache", k)):
-        problems.unless(tensor.dtype == torch.bfloat16, name, tensor.dtype, "bfloat16 in Gluon")
-        # TMA: addresses and strides are multiples of 16 bytes.
-        aligned = tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:2])
-        problems.unless(aligned, name, f"strides {list(tensor.stride())}", "aligned to 16 bytes in Gluon")
-    dense = query.stride(0) == query.shape[1] * query.stride(1)
-    problems.unless(dense, "query", f"strides {list(query.stride())}", "tokens without gaps in Gluon")
-    problems.unless(k.shape[1] in PAGES, "kv_cache", f"pages of {k.shape[1]}", f"pages of {PAGES} in Gluon")
 
 
 @torch.library.custom_op("nightcap::paged_decode_gluon", mutates_args=("out", "lse", "workspace"))

@@ -15,12 +15,12 @@ class Problems:
 
     def __init__(self, function: str) -> None:
         self._function = function
-        self._lines: list[str] = []
+        self.lines: list[str] = []
         self._devices: dict[str, torch.device] = {}
 
     def unless(self, holds: bool, argument: str, got: object, allowed: str) -> None:
         if not holds:
-            self._lines.append(f"{argument}: got {got}, must be {allowed}")
+            self.lines.append(f"{argument}: got {got}, must be {allowed}")
 
     def defaults_only(self, arguments: dict[str, object], defaults: dict[str, object]) -> None:
         """Arguments that are not implemented may hold their default in `defaults`, or None if they have none
@@ -72,5 +72,5 @@ class Problems:
             self.unless(other == device, argument, f"device {other}", f"on {device}, as the query")
 
     def raise_if_any(self) -> None:
-        if self._lines:
-            raise KernelPreconditionError("\n  ".join([f"{self._function}:", *self._lines]))
+        if self.lines:
+            raise KernelPreconditionError("\n  ".join([f"{self._function}:", *self.lines]))

@@ -34,7 +34,6 @@ from gpu_tests.reference.combine import (
     rows_of_request,
     wait_for_predecessor,
 )
-from gpu_tests.reference.preconditions import Problems
 from gpu_tests.reference.splits import choose_splits, partial_bytes
 
 LOG2E = math.log2(math.e)
@@ -59,21 +58,6 @@ def _tile(rows: int, head_dim: int, page_size: int, element_size: int) -> _Tile:
     if tile_rows == 16:
         return _Tile(16, 32 if page_size <= 32 else 64, 4, 3)
     return _Tile(64, 64, 8, 2)
-
-
-def check(query: Tensor, k: Tensor, head_dim_v: int, latent: bool, problems: Problems) -> None:
-    """What this kernel asks for beyond the common preconditions: no fp64, tiles of powers of two."""
-    problems.unless(
-        query.dtype != torch.float64, "query", "float64", "float32, float16 or bfloat16 in Triton"
-    )
-    widths = {"value columns": head_dim_v}
-    if not latent:
-        widths["key columns"] = k.shape[-1]
-    elif k.shape[-1] > head_dim_v:
-        widths["rope columns"] = k.shape[-1] - head_dim_v
-    for name, width in widths.items():
-        fits = width >= 16 and width & (width - 1) == 0
-        problems.unless(fits, f"kv_cache ({name})", width, "a power of two from 16 in Triton")
 
 
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)

@@ -1,0 +1,301 @@
+"""The Gluon MLA kernel on a Hopper GPU against the fp64 oracle, eager and replayed; which kernel is chosen, and
+why, on any machine.
+
+Every shape is captured with one set of lengths, pages and contents and replayed with another, changed in
+place: the replay must give the bits of an eager launch and the values of the oracle. Outputs and workspaces
+are NaN before each launch; dead slots, spare pages and guard pages are NaN throughout.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpu_tests.reference import oracle, select
+from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors
+from gpu_tests.reference.decode import KernelPreconditionError
+from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted, same_bits
+
+pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+GLUON = Kernel("gluon", "cuda", (torch.bfloat16,))
+WORKSPACE = 32 << 20
+"""fp32 elements: more than any forced number of splits needs here."""
+
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (sm_90)")
+
+
+# Shapes.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A shape and the number of splits that is forced on it; None: what the kernel chooses."""
+
+    shape: Shape
+    splits: int | None
+
+    def __str__(self) -> str:
+        return f"{self.shape}-splits{self.splits or ''}"
+
+    def launch(self, monkeypatch: pytest.MonkeyPatch, empty_rows: str = "safe") -> Launch:
+        from gpu_tests.reference import gluon_mla
+
+        if self.splits is not None:
+            monkeypatch.setattr(gluon_mla, "splits_for", lambda *_: self.splits)
+        launch = Launch(GLUON, self.shape, torch.bfloat16, empty_rows=empty_rows)
+        launch.workspace = torch.zeros(WORKSPACE, device="cuda")
+        return launch
+
+
+def lengths_of(page: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Lengths at capture and at replay: other lengths in every row, growing and shrinking."""
+    return {
+        "tiny": ((0, 1, 5, 2), (3, 0, 1, 9)),
+        "page edges": ((page - 1, page, page + 1, 2 * page), (2 * page + 1, page, page - 1, 1)),
+        "block edges": ((63, 64, 65, 129), (128, 127, 1, 192)),
+        "varied": ((3000, 0, 17, 700, 1, 256), (5, 1500, 2999, 0, 130, 64)),
+    }
+
+
+TRIALS = [
+    Trial(Shape(heads, 0, page, q_len, *lengths), splits)
+    for heads, page, q_len in product((16, 128), (64, 128), (1, 2, 4, 8))
+    for kind, lengths in lengths_of(page).items()
+    for splits in ((1, 2, 5, None) if kind == "varied" else (1, None))
+] + [
+    Trial(Shape(heads, 0, 64, q_len, *lengths_of(64)["varied"]), splits)
+    for heads, q_len, splits in product((6, 24, 64), (1, 3), (1, None))
+]
+assert len(TRIALS) >= 150
+
+
+def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A captured launch; each call replays it over NaN."""
+    launch.run()  # compiles the kernels: that cannot happen inside a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.launch()
+
+    def replay() -> tuple[Tensor, Tensor]:
+        for buffer in (launch.out, launch.lse, launch.workspace[: 1 << 20]):
+            buffer.fill_(math.nan)
+        graph.replay()
+        return launch.out, launch.lse
+
+    return replay
+
+
+@needs_hopper
+@pytest.mark.parametrize("trial", TRIALS if HOPPER else TRIALS[:1], ids=str)
+def test_every_row_agrees_with_the_oracle_and_replay_with_eager(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = trial.launch(monkeypatch)
+    assert_accepted(launch, launch.run())
+    replay = replayed(launch)
+    launch.fill(trial.shape.replay_lengths, seed=1)
+    eager = launch.run()
+    assert_accepted(launch, eager)
+    assert same_bits(eager, replay())
+
+
+LONG = Shape(16, 0, 64, 4, (1700, 4, 129, 64))
+OPTIONS = {
+    "sinks": replace(LONG, sinks=(0.0, -math.inf, 40.0, 3.0) * 4),
+    "draft tree": replace(LONG, parents=(-1, 0, 0, 2)),
+    "more query tokens than keys": replace(LONG, lengths=(1, 2, 3, 4)),
+    "sinks, 128 heads": replace(LONG, heads=128, sinks=(0.0, -math.inf, 40.0, 3.0) * 32),
+}
+SPLITS = [1, 3, None]
+
+
+@needs_hopper
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_agree_with_the_oracle(
+    name: str, splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Trial(OPTIONS[name], splits).launch(monkeypatch)
+    assert_accepted(launch, launch.run())
+
+
+@needs_hopper
+@pytest.mark.parametrize("splits", SPLITS)
+def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
+    splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Trial(replace(LONG, lengths=(400, 33, 5)), splits).launch(monkeypatch)
+    offsets = torch.tensor([0, 1, 5, 7], dtype=torch.int32, device="cuda")
+    out, lse = launch.run(query=launch.query, out=launch.out, cum_seq_lens_q=offsets, max_q_len=4)
+    assert out[7:].isnan().all()
+    assert lse[7:].isnan().all()
+    for request, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7)]):
+        pages, length = launch.block_tables[request], launch.lengths[request]
+        query, scale = launch.query[start:stop], launch.softmax_scale
+        ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
+        lowp = low_precision(query, *launch.cache.stored(pages, length), scale=scale)
+        assert row_errors(out[start:stop], ref.out, lowp, torch.bfloat16) == []
+        assert lse_errors(lse[start:stop], ref.lse) == []
+
+
+@needs_hopper
+@pytest.mark.parametrize("splits", SPLITS)
+def test_tensor_scales_are_read_at_replay(splits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Trial(LONG, splits).launch(monkeypatch)
+    scales = [torch.full((1,), value, device="cuda") for value in (0.3, 2.5)]
+    launch.run(bmm1_scale=scales[0], bmm2_scale=scales[1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.launch(bmm1_scale=scales[0], bmm2_scale=scales[1])
+    scales[0].fill_(0.1)
+    scales[1].fill_(0.5)
+    graph.replay()
+    replayed_bits = launch.out.clone(), launch.lse.clone()
+    assert same_bits(replayed_bits, launch.run(bmm1_scale=scales[0], bmm2_scale=scales[1]))
+    floats = launch.run(bmm1_scale=float(scales[0]), bmm2_scale=0.5)
+    torch.testing.assert_close(replayed_bits, floats, rtol=1e-2, atol=1e-5)
+
+
+@needs_hopper
+@pytest.mark.parametrize("splits", SPLITS)
+def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
+    splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Trial(replace(LONG, lengths=(0, 1, 200)), splits).launch(monkeypatch, empty_rows="strict")
+    out, lse = launch.run()
+    assert out[:4].isnan().all()
+    assert lse[:4].isnan().all()
+    # Length 1 with 4 query tokens: three rows see no key, which is legal in a padded request.
+    assert (out[4:7] == 0).all()
+    assert torch.isneginf(lse[4:7]).all()
+    assert out[7:].isfinite().all()
+
+
+def too_long(launch: Launch) -> None:
+    launch.seq_lens[1] = launch.shape.max_seq_len + 1
+
+
+def page_past_the_pool(launch: Launch) -> None:
+    launch.block_tables[1, 0] = launch.cache.num_pages
+
+
+def page_minus_one(launch: Launch) -> None:
+    launch.block_tables[1, 0] = -1
+
+
+@needs_hopper
+@pytest.mark.parametrize("splits", SPLITS)
+@pytest.mark.parametrize("fault", [too_long, page_past_the_pool, page_minus_one])
+def test_metadata_that_breaks_the_contract_shows_in_that_request_alone(
+    fault: Callable[[Launch], None], splits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Trial(replace(LONG, q_len=1, lengths=(300, 200, 1025)), splits).launch(monkeypatch)
+    healthy = launch.run()
+    fault(launch)
+    out, lse = launch.run()
+    assert out[1].isnan().all()
+    assert lse[1].isnan().all()
+    others = [0, 2]
+    assert same_bits((healthy[0][others], healthy[1][others]), (out[others], lse[others]))
+
+
+@needs_hopper
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(16, 0, 64, 1, (32768,)),
+        Shape(16, 0, 64, 4, (8192, 1, 700, 8191) * 4),
+        Shape(128, 0, 128, 1, (4096, 0, 3000, 17) * 32),
+    ],
+    ids=str,
+)
+def test_1500_replays_give_the_same_bits(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Trial(shape, None).launch(monkeypatch)
+    expected = launch.run()
+    replay = replayed(launch)
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1500):
+        for got, want in zip(replay(), expected, strict=True):
+            differing += (got.view(torch.uint8) != want.view(torch.uint8)).sum()
+    assert int(differing) == 0
+
+
+@needs_hopper
+def test_auto_takes_gluon_for_mla_and_triton_for_what_it_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
+    select.log_once.cache_clear()
+    with caplog.at_level(logging.INFO, logger=select.__name__):
+        for page_size in (64, 16):
+            launch = Launch(GLUON, replace(LONG, page_size=page_size), torch.bfloat16)
+            assert_accepted(launch, launch.run(backend="auto"))
+    assert [record.args[0] for record in caplog.records if record.args] == ["gluon", "triton"]
+
+
+# Which kernel, and why: on any machine.
+
+MLA = {"head_dim_v": 512, "latent": True, "capability": (9, 0), "triton": "3.6.0"}
+
+
+def mla_tensors(
+    heads: int = 16, page_size: int = 64, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor]:
+    return torch.zeros(4, heads, 576, dtype=dtype), torch.zeros(3, page_size, 1, 576, dtype=dtype)
+
+
+def test_mla_on_hopper_runs_in_gluon_and_the_reason_says_so() -> None:
+    choice = select.choose(*mla_tensors(), **MLA)
+    assert choice.kernel == "gluon"
+    assert choice.reason == "MLA in bfloat16 with pages of 64 on Hopper, Triton 3.6.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "tensors", "reason"),
+    [
+        ({"capability": (10, 0)}, mla_tensors(), "device sm_100, must be Hopper"),
+        ({"triton": "3.9.0"}, mla_tensors(), "triton: got 3.9.0, must be one of 3.6"),
+        ({"triton": None}, mla_tensors(), "triton: got None"),
+        ({}, mla_tensors(page_size=16), "pages of 16, must be (64, 128)"),
+        ({}, mla_tensors(dtype=torch.float16), "float16, must be bfloat16"),
+        ({"head_dim_v": 256}, mla_tensors(), "(256, 320) columns, must be (512, 64)"),
+        ({"latent": False}, mla_tensors(), "must be MLA"),
+        ({}, (mla_tensors()[0][:, :8], mla_tensors()[1]), "tokens without gaps"),
+    ],
+)
+def test_what_gluon_cannot_run_goes_to_triton_and_the_reason_names_it(
+    options: dict[str, object], tensors: tuple[Tensor, Tensor], reason: str
+) -> None:
+    choice = select.choose(*tensors, **(MLA | options))
+    assert choice.kernel == "triton"
+    assert reason in choice.reason
+
+
+def test_tensors_on_the_cpu_run_in_torch() -> None:
+    choice = select.choose(*mla_tensors(), **(MLA | {"capability": None}))
+    assert choice == select.Choice("torch", "the query is on cpu")
+
+
+def test_a_forced_kernel_that_cannot_run_the_launch_names_all_reasons() -> None:
+    cpu = Kernel("torch", "cpu", (torch.float32,))
+    launch = Launch(cpu, replace(LONG, page_size=16, heads=4), torch.float32)
+    with pytest.raises(KernelPreconditionError) as caught:
+        launch.run(backend="gluon")
+    for problem in ("device cpu", "pages of 16", "query: got float32", "kv_cache: got float32"):
+        assert problem in str(caught.value)
+
+
+def test_each_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    select.log_once.cache_clear()
+    launch = Launch(Kernel("torch", "cpu", (torch.float32,)), replace(LONG, heads=4), torch.float32)
+    with caplog.at_level(logging.INFO, logger=select.__name__):
+        launch.run(backend="auto")
+        launch.run(backend="auto")
+    assert caplog.messages == ["paged decode runs in torch: the query is on cpu"]
