@@ -78,6 +78,11 @@ def test_the_page_of_faults_is_up_to_date(matrix: Matrix, driver: Any) -> None:
     assert docs.PAGE.read_text() == page, "run: python -m gpu_tests.faults --docs"
 
 
+@pytest.mark.parametrize("fault_id", ["mha-decode-off-by-one", "mha-verify-prefix-only"])
+def test_no_tolerance_lets_one_key_of_four_thousand_pass(driver: Any, fault_id: str) -> None:
+    assert "output" in kill(FAULTS[fault_id], driver, Scenario.parse("mha-long+full_context")).checks
+
+
 def report_of(fault_id: str, driver: Any) -> str:
     fault = FAULTS[fault_id]
     with pytest.raises(ContractViolation) as violation:

@@ -85,6 +85,7 @@ class WorldSpec:
     kv_storage: Literal["separate", "page", "token"] = "separate"
     kv_layout: Literal["NHD", "HND"] = "NHD"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    kv_dtype: Literal["as dtype", "float8_e4m3fn"] = "as dtype"
     empty_rows: Literal["strict", "safe"] = "strict"
 
     @property
@@ -99,6 +100,10 @@ class WorldSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
+    @property
+    def torch_kv_dtype(self) -> torch.dtype:
+        return self.torch_dtype if self.kv_dtype == "as dtype" else torch.float8_e4m3fn
 
     def steps(self, mode: Mode) -> int:
         return self.num_steps if mode is Mode.DRAFT_DECODE else 1

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpu_tests.contract.drive import Evidence, Execution, ReplayRecord
 from gpu_tests.contract.metadata import Value, equal, words
 from gpu_tests.contract.truth import Expected
+from gpu_tests.graphs.sites import site_of_error
 from gpu_tests.reference.acceptance import RowError, row_errors
 
 CHECKS: dict[str, str] = {
@@ -99,7 +100,8 @@ def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Find
 def _all(evidence: Evidence) -> Iterator[Finding]:
     dtype = evidence.scenario.spec.torch_dtype
     for failure in evidence.failures:
-        yield Finding(failure.check, failure.label, f"{type(failure.error).__name__}: {failure.error}")
+        raised = f"{type(failure.error).__name__} at {site_of_error(failure.error)}: {failure.error}"
+        yield Finding(failure.check, failure.label, raised)
     for execution in evidence.captures:
         yield from _outputs(execution, dtype, "capture_output", None)
         yield from _kernel_lengths(execution, None)

@@ -32,6 +32,8 @@ WORLDS: dict[str, WorldSpec] = {
     "mla-scaled": WorldSpec("mla", TARGET, scaled_kv=True),
     "mla-safe": WorldSpec("mla", (*TARGET, *DRAFT, *EXTEND), empty_rows="safe"),
     "mla-bf16": WorldSpec("mla", TARGET, dtype="bfloat16"),
+    "mla-fp8": WorldSpec("mla", TARGET, dtype="bfloat16", kv_dtype="float8_e4m3fn", scaled_kv=True),
+    "mla-long": WorldSpec("mla", (*TARGET, *EXTEND), max_context=4096, page_size=64),
     "mha-target": WorldSpec("mha", TARGET),
     "mha-draft": WorldSpec("mha", DRAFT),
     "mha-extend": WorldSpec("mha", EXTEND),
@@ -42,6 +44,8 @@ WORLDS: dict[str, WorldSpec] = {
     "mha-scaled": WorldSpec("mha", TARGET, scaled_kv=True, kv_storage="token", kv_layout="HND"),
     "mha-safe": WorldSpec("mha", (*TARGET, *DRAFT, *EXTEND), empty_rows="safe"),
     "mha-bf16": WorldSpec("mha", TARGET, dtype="bfloat16", kv_storage="page", num_q_heads=6, num_kv_heads=2),
+    "mha-fp8": WorldSpec("mha", TARGET, dtype="bfloat16", kv_dtype="float8_e4m3fn", scaled_kv=True, page_size=32),
+    "mha-long": WorldSpec("mha", (*TARGET, *DRAFT), max_context=4096, page_size=64),
 }
 
 PERTURBATIONS: dict[str, str] = {

@@ -37,11 +37,11 @@ def make_world(spec: WorldSpec, device: torch.device) -> World:
     if spec.family == "mla":
         kv = empty_mla(
             pages, spec.page_size, kv_lora_rank=spec.kv_lora_rank, qk_rope_head_dim=spec.qk_rope_head_dim,
-            dtype=spec.torch_dtype, device=device, scale=scales[0] * one,
+            dtype=spec.torch_kv_dtype, device=device, scale=scales[0] * one,
         )  # fmt: skip
     else:
         kv = empty_kv(
-            pages, spec.page_size, spec.num_kv_heads, spec.head_dim, dtype=spec.torch_dtype, device=device,
+            pages, spec.page_size, spec.num_kv_heads, spec.head_dim, dtype=spec.torch_kv_dtype, device=device,
             layout=spec.kv_layout, storage=spec.kv_storage, page_gap=spec.head_dim,
             k_scale=scales[0] * one, v_scale=scales[1] * one,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import string
 import sys
 from collections.abc import Sequence
 
@@ -55,16 +56,19 @@ def _show_table(kills: Sequence[Kill]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    fired = [check for check in CHECKS if any(check in k.checks for k in kills)]
-    table = Table(title="● headline   · also fires")
-    table.add_column("fault")
-    for check in fired:
-        table.add_column("\n".join(check.split("_")), justify="center")
+    console = Console()
+    letters = dict(zip(CHECKS, string.ascii_lowercase, strict=False))
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("fault", no_wrap=True)
+    for letter in letters.values():
+        table.add_column(letter)
     for k in kills:
-        marks = ["●" if c == k.headline else "·" if c in k.checks else "" for c in fired]
-        name = k.fault if k.caught else f"[red]{k.fault}: NOT CAUGHT[/red]"
-        table.add_row(f"{k.operator} {name}", *marks)
-    Console().print(table)
+        marks = ["●" if c == k.headline else "·" if c in k.checks else "" for c in CHECKS]
+        style = "" if k.caught else "red"
+        table.add_row(f"{k.operator:4}{k.fault}{f' ({k.died})' if k.died else ''}", *marks, style=style)
+    console.print(table)
+    console.print(*(f"{letter} {check}" for check, letter in letters.items()), sep="   ", highlight=False)
+    console.print("● the check nearest to the cause   · fires as well")
 
 
 if __name__ == "__main__":
