@@ -148,7 +148,6 @@ ITEM_REASON = "it reads its 0-dim operand on the host; a Python number or `torch
 
 # packet -> reason: the CPU kernel shows nothing, the CUDA one cannot be captured.
 UNCAPTURABLE_OPS: dict[str, str] = {
-    "aten.embedding_renorm_": _ITERATES,
     "aten._linalg_svd": _SOLVER,
     "aten._linalg_eigh": _SOLVER,
     "aten.linalg_eig": _SOLVER,
