@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from gpu_tests.graphs.cuda import CudaGraphDriver
 from gpu_tests.graphs.driver import (
     Capabilities,
     Captured,
@@ -17,7 +20,6 @@ from gpu_tests.graphs.driver import (
     SyncError,
     UncapturableKernelError,
     UnsupportedOpError,
-    available_drivers,
 )
 from gpu_tests.graphs.emulation import CpuGraphDriver
 from gpu_tests.graphs.opaque import opaque
@@ -27,6 +29,7 @@ __all__ = [
     "CaptureError",
     "Captured",
     "CpuGraphDriver",
+    "CudaGraphDriver",
     "DanglingPointerError",
     "DeviceMixError",
     "GraphDriver",
@@ -41,3 +44,8 @@ __all__ = [
     "available_drivers",
     "opaque",
 ]
+
+
+def available_drivers() -> list[GraphDriver]:
+    """The emulation always; real CUDA graphs as well where torch sees a GPU."""
+    return [CpuGraphDriver(), *([CudaGraphDriver()] if torch.cuda.is_available() else [])]

@@ -132,15 +132,3 @@ class GraphDriver(Protocol):
 
     def diff(self, a: Captured, b: Captured) -> Sequence[str]:
         """How two captured programs differ, in words; empty when they are the same program."""
-
-
-def available_drivers() -> list[GraphDriver]:
-    """The emulation always; real CUDA graphs as well where torch sees a GPU."""
-    from gpu_tests.graphs.emulation import CpuGraphDriver
-
-    drivers: list[GraphDriver] = [CpuGraphDriver()]
-    if torch.cuda.is_available():
-        from gpu_tests.graphs.cuda import CudaGraphDriver
-
-        drivers.append(CudaGraphDriver())
-    return drivers
