@@ -18,6 +18,7 @@ from gpu_tests.contract.truth import RowTruth
 from gpu_tests.parallel.split import Split
 
 GraphKey = tuple[Mode, int]
+Adapt = Callable[[WorldSpec], WorldSpec]
 
 
 class Program:
@@ -92,8 +93,7 @@ class MissingRow(Program):
             out_cache_loc=[slots[:tokens] for slots in feed.out_cache_loc],
             positions=feed.positions[:tokens],
             inputs=[
-                replace(x, q=x.q[:tokens], k=x.k[:tokens], v=None if x.v is None else x.v[:tokens])
-                for x in feed.inputs
+                replace(x, q=x.q[:tokens], k=x.k[:tokens], v=None if x.v is None else x.v[:tokens]) for x in feed.inputs
             ],
         )
 
@@ -149,7 +149,10 @@ class NobodyReduces(Program):
 
 @dataclass(frozen=True)
 class Blame:
-    """The finding that a fault must lead to.  Rank -1 is the last; None: not part of the finding."""
+    """The finding that a fault must lead to.  Rank -1 is the last; None: not asked.
+
+    alone: no other rank has a finding.
+    """
 
     check: str
     step: int | None = None
@@ -157,6 +160,7 @@ class Blame:
     row: int | None = None
     column: int | None = None
     rank: int = -1
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,7 @@ class Case:
     world, perturbations: of `contract.scenario`; idle_ranks: indices of ranks that have no requests in round 1.
     shape: the world's spec for a number of ranks.  source: the public bug that a fault re-creates.
     hangs: a device is stuck afterwards, so on GPUs the case needs processes of its own.
+    passes: of each mode; hidden: width of the layer's output.
     """
 
     name: str
@@ -175,23 +180,32 @@ class Case:
     perturbations: tuple[str, ...] = ()
     idle_ranks: tuple[int, ...] = ()
     hidden: int = 48
+    passes: int = 4
     program: type[Program] = Program
     blame: Blame | None = None
     source: str = ""
     hangs: bool = False
     devices: tuple[str, ...] = ("cpu", "cuda")
 
-    def scenario(self, rank: int, world_size: int) -> Scenario:
-        """The same on all ranks if heads are split, another one on each if requests are."""
+    def scenario(self, rank: int, world_size: int, adapt: Adapt | None = None) -> Scenario:
+        """The same on all ranks if heads are split, another one on each if requests are.
+
+        adapt: changes the world to what a backend can serve.
+        """
         names = set(self.perturbations)
         if rank in {i % world_size for i in self.idle_ranks}:
             names.add("idle")
         seed = rank if self.split == "requests" else 0
-        return Scenario(self.world, frozenset(names), seed, lambda spec: self.shape(spec, world_size))
 
-    def rounds(self, rank: int, world_size: int) -> list[Round]:
+        def shape(spec: WorldSpec) -> WorldSpec:
+            shaped = self.shape(spec, world_size)
+            return adapt(shaped) if adapt else shaped
+
+        return Scenario(self.world, frozenset(names), seed, shape)
+
+    def rounds(self, rank: int, world_size: int, adapt: Adapt | None = None) -> list[Round]:
         """The passes of one rank, each on the captured size that the rank with most requests needs."""
-        all_ranks = [self.scenario(r, world_size).rounds() for r in range(world_size)]
+        all_ranks = [self.scenario(r, world_size, adapt).rounds(self.passes) for r in range(world_size)]
         return [replace(rounds[rank], bs=max(r.bs for r in rounds)) for rounds in zip(*all_ranks, strict=True)]
 
 
@@ -240,55 +254,55 @@ RIGHT: tuple[Case, ...] = (
     Case("gqa-all-idle", "mha-target", gqa_heads, perturbations=(*TRAFFIC, "idle")),
     Case("mla-requests-skewed", "mla-target", all_heads, "requests", TRAFFIC),
     Case("mla-requests-one-rank-idle", "mla-draft", all_heads, "requests", TRAFFIC, idle_ranks=(-1,)),
-    Case("deepseek", "mla-target", deepseek, perturbations=TRAFFIC, hidden=512, devices=("cuda",)),
-    Case("llama", "mha-target", llama, perturbations=TRAFFIC, hidden=512, devices=("cuda",)),
+    Case("deepseek", "mla-target", deepseek, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
+    Case("llama", "mha-target", llama, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
 )
 
 VARIED = ("ragged_lengths", "permuted_pages")
 
 FAULTS: tuple[Case, ...] = (
     Case(
-        "stray-page-mla", "mla-target", mla_heads, perturbations=VARIED, program=StrayPage,
+        "stray-page-mla", "mla-target", mla_heads, perturbations=VARIED, passes=2, program=StrayPage,
         blame=Blame("metadata", field="block_kv_indices", row=0, column=1), source="vllm#31307",
     ),
     Case(
-        "stray-page-gqa", "mha-target", gqa_heads, perturbations=VARIED, program=StrayPage,
+        "stray-page-gqa", "mha-target", gqa_heads, perturbations=VARIED, passes=2, program=StrayPage,
         blame=Blame("metadata", field="page_table", row=0, column=1), source="vllm#31307",
     ),
     Case(
-        "other-accept", "mla-target", mla_heads, perturbations=VARIED, program=OtherAccept,
+        "other-accept", "mla-target", mla_heads, perturbations=VARIED, passes=2, program=OtherAccept,
         blame=Blame("metadata", field="seq_lens_k", row=0), source="vllm#49027",
     ),
     Case(
-        "missing-row", "mha-target", gqa_heads, perturbations=VARIED, program=MissingRow,
+        "missing-row", "mha-target", gqa_heads, perturbations=VARIED, passes=2, program=MissingRow,
         blame=Blame("metadata", field="cache_seqlens_int32", row=3), source="sglang#2684",
     ),
     Case(
-        "others-heads", "mla-target", mla_heads, perturbations=VARIED, program=OthersHeads,
+        "others-heads", "mla-target", mla_heads, perturbations=VARIED, passes=2, program=OthersHeads,
         blame=Blame("attention", step=0),
     ),
     Case(
-        "others-projection", "mha-target", gqa_heads, perturbations=VARIED, program=OthersProjection,
+        "others-projection", "mha-target", gqa_heads, perturbations=VARIED, passes=2, program=OthersProjection,
         blame=Blame("partial", step=0),
     ),
     Case(
-        "feeds-back-partial", "mla-draft", mla_heads, perturbations=VARIED, program=FeedsBackPartial,
+        "feeds-back-partial", "mla-draft", mla_heads, perturbations=VARIED, passes=2, program=FeedsBackPartial,
         blame=Blame("kv"),
     ),
     Case(
-        "nobody-reduces", "mla-target", mla_heads, perturbations=VARIED, program=NobodyReduces,
-        blame=Blame("output", step=0),
+        "nobody-reduces", "mla-target", mla_heads, perturbations=VARIED, passes=2, program=NobodyReduces,
+        blame=Blame("output", step=0, alone=False),
     ),
     Case(
         "smallest-first", "mla-target", mla_heads, program=SmallestFirst,
         blame=Blame("capture_order"), source="pegainfer#498",
     ),
     Case(
-        "idle-stays-away", "mla-target", all_heads, "requests", VARIED, idle_ranks=(-1,), program=IdleStaysAway,
-        blame=Blame("hang", step=0), source="sglang#2684", hangs=True,
+        "idle-stays-away", "mla-target", all_heads, "requests", VARIED, idle_ranks=(-1,), passes=2,
+        program=IdleStaysAway, blame=Blame("hang", step=0), source="sglang#2684", hangs=True,
     ),
     Case(
-        "skips-a-step", "mla-draft", mla_heads, perturbations=VARIED, program=SkipsAStep,
+        "skips-a-step", "mla-draft", mla_heads, perturbations=VARIED, passes=2, program=SkipsAStep,
         blame=Blame("hang", step=1), source="vllm#49027", hangs=True,
     ),
 )  # fmt: skip

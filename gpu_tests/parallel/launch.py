@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,11 +24,8 @@ from gpu_tests.parallel.report import CaseResult, Exit, RankReport, diagnose
 
 START_S = 120.0
 CASE_S = {"gloo": 20.0, "nccl": 120.0}
-"""Time of a launch: to import torch and meet, and for each case; far more than it takes, since a hung collective ends
-by its own limit."""
-
-LIMIT_S = {"gloo": 20.0, "nccl": 60.0}
-"""Limit of one collective.  In the first on a GPU, ranks wait for each other's kernels to be compiled."""
+"""Seconds of a launch: to import torch and meet, and for each case.  Far more than they take: a collective that hangs
+ends by its own limit."""
 
 GRACE_S = 5.0
 """Once a rank has died, the others have this long beyond the limit of a collective to report what they saw."""
@@ -60,26 +58,22 @@ class RankProcess:
     log: Path
 
 
-def run(
-    team: Team, cases: Sequence[str], backend: str = DEFAULT_BACKEND, limit_s: float | None = None
-) -> dict[str, CaseResult]:
-    """Run cases (names of `cases.CASES`) one after the other on the same ranks; a result for each.
+def run(team: Team, cases: Mapping[str, float], backend: str = DEFAULT_BACKEND) -> dict[str, CaseResult]:
+    """Run cases one after the other on the same ranks; a result for each.
 
-    limit_s: of one collective; None for what suits the team.
+    cases: names of `cases.CASES`, each with the limit of one collective in seconds.
     """
-    limit = LIMIT_S[team.backend] if limit_s is None else limit_s
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        arguments = [str(team.size), team.device, folder, backend, str(limit), *cases]
+        arguments = [str(team.size), team.device, folder, backend, *(f"{name}={s}" for name, s in cases.items())]
         commands = [
             [sys.executable, "-m", "gpu_tests.parallel.rank", str(rank), *arguments] for rank in range(team.size)
         ]
-        exits = supervise(commands, Path(folder), START_S + len(cases) * CASE_S[team.backend], limit + GRACE_S)
-        return _results(cases, Path(folder), exits)
+        limit = START_S + sum(CASE_S[team.backend] + s for s in cases.values())
+        exits = supervise(commands, Path(folder), limit, GRACE_S + max(cases.values(), default=0.0))
+        return _results(list(cases), Path(folder), exits)
 
 
-def supervise(
-    commands: Sequence[Sequence[str]], folder: Path, limit_s: float, grace_s: float
-) -> dict[int, Exit]:
+def supervise(commands: Sequence[Sequence[str]], folder: Path, limit_s: float, grace_s: float) -> dict[int, Exit]:
     """Run a command a rank, all at once, until they end; `limit_s` for all, `grace_s` once one of them failed."""
     deadline = time.monotonic() + limit_s
     with ExitStack() as stack:
@@ -90,9 +84,7 @@ def supervise(
                 failed, deadline = True, min(deadline, time.monotonic() + grace_s)
             time.sleep(0.01)
         codes = {r.rank: r.process.poll() for r in ranks}
-    return {
-        r.rank: Exit(codes[r.rank], _last_phase(folder, r.rank), limit_s, _tail(r.log)) for r in ranks
-    }
+    return {r.rank: Exit(codes[r.rank], _last_phase(folder, r.rank), limit_s, _tail(r.log)) for r in ranks}
 
 
 def _start(rank: int, command: Sequence[str], folder: Path, size: int, stack: ExitStack) -> RankProcess:
@@ -112,14 +104,23 @@ def _start(rank: int, command: Sequence[str], folder: Path, size: int, stack: Ex
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the whole process group of a rank, children that outlived it as well."""
-    try:
+    """Kill the process group of a rank that is still there."""
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nobody of the group is left
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+def end_with_parent() -> None:
+    """In a rank: end when standard input closes, which is when the parent is gone, however it went."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _environment(size: int) -> dict[str, str]:
@@ -129,7 +130,7 @@ def _environment(size: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // size)),
         # Ranks of one host: the loopback device is always there, and a host name may not resolve.
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         # Multicast memory needs a fabric manager that knows the partition; without one NCCL fails at the first
         # all-reduce of a container.
         "NCCL_NVLS_ENABLE": "0",

@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m gpu_tests.parallel.rank RANK WORLD_SIZE DEVICE FOLDER BACKEND LIMIT CASE...`.
+"""The process of one rank: `python -m gpu_tests.parallel.rank RANK WORLD_SIZE DEVICE FOLDER BACKEND CASE=LIMIT...`.
 
 It is started by `launch`.  The folder holds the store through which the ranks meet, and `rank<N>.jsonl`, to which a
 line is added for each phase that begins and each case that ends; so a rank that is killed leaves what it knew.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first custom op imports it: 2 s that no rank shall spend while the others wait
 import torch.distributed as dist
 
 from gpu_tests.backends.protocol import BackendFactory, NotSupported
@@ -26,7 +26,8 @@ from gpu_tests.contract.verify import load_factory
 from gpu_tests.graphs import CpuGraphDriver, GraphDriver
 from gpu_tests.parallel.cases import CASES
 from gpu_tests.parallel.comms import Comms, Stopped
-from gpu_tests.parallel.report import Finding, RankReport, unique
+from gpu_tests.parallel.launch import end_with_parent
+from gpu_tests.parallel.report import Finding, RankReport
 from gpu_tests.parallel.session import run_case
 
 MEETING_S = 120.0
@@ -34,8 +35,8 @@ MEETING_S = 120.0
 
 
 def main(arguments: list[str]) -> None:
-    rank, world_size, device, folder, backend, limit_s, *names = arguments
-    _end_with_parent()
+    rank, world_size, device, folder, backend, *cases = arguments
+    end_with_parent()
     factory = load_factory(backend)
     driver = _driver(device, int(rank))
     store = dist.FileStore(str(Path(folder, "store")), int(world_size))
@@ -51,7 +52,8 @@ def main(arguments: list[str]) -> None:
         def write(event: str, value: Any) -> None:
             lines.write(json.dumps({event: value}) + "\n")
 
-        for name in names:
+        for case in cases:
+            name, _, limit_s = case.partition("=")
             report, device_hangs = _case(name, int(rank), driver, store, float(limit_s), factory, write)
             write("report", report.to_json())
             if device_hangs:
@@ -76,7 +78,7 @@ def _case(
     findings: list[Finding] = []
 
     def report(**ending: Any) -> RankReport:
-        return RankReport(name, rank, round(time.monotonic() - start, 3), unique(findings), **ending)
+        return RankReport(name, rank, round(time.monotonic() - start, 3), tuple(findings), **ending)
 
     write("phase", f"{name}: meeting")
     comms = Comms(name, driver, store, limit_s, lambda phase: write("phase", f"{name}: {phase}"))
@@ -97,16 +99,9 @@ def _driver(device: str, rank: int) -> GraphDriver:
     from gpu_tests.graphs.cuda import CudaGraphDriver
 
     torch.cuda.set_device(rank)
+    # Acceptance counts on sums in fp32.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return CudaGraphDriver(poison=False)  # poisoning waits for the device, without a limit
-
-
-def _end_with_parent() -> None:
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from typing import Any
 class Finding:
     """One thing that is wrong, and the rank that it is wrong on.
 
-    check: capture_order, metadata, attention, partial, output, single_rank, reduced, kv (see `session`), control
-    (the single rank is wrong itself), hang, stopped or lost.  where: the phase.  step: of a draft chain.  field, row, request, column: of the metadata.
+    check: capture_order, metadata, attention, partial, output, single_rank, reduced, kv (see `session`), control (the
+    single rank is wrong itself), hang, stopped or lost.  where: the phase.  step: of a draft chain.  field, row,
+    request, column: of the metadata.
     """
 
     check: str
@@ -30,9 +31,10 @@ class Finding:
     column: int | None = None
 
     def __str__(self) -> str:
-        places = {"step": self.step, "row": self.row, "request": self.request, "column": self.column}
+        places = {"step": self.step, "row": self.row, "column": self.column}
         named = "".join(f", {name} {value}" for name, value in places.items() if value is not None)
-        return f"[{self.check}] rank {self.rank}{named}, {self.where}: {self.message}"
+        request = f", {self.request}" if self.request else ""
+        return f"[{self.check}] rank {self.rank}{named}{request}, {self.where}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ def diagnose(case: str, reports: Mapping[int, RankReport], exits: Mapping[int, E
     if stops:
         findings += _hang(stops)
     unsupported = next((r.unsupported for r in reports.values() if r.unsupported), "")
-    return CaseResult(case, tuple(findings), max((r.seconds for r in reports.values()), default=0.0), unsupported)
+    return CaseResult(
+        case, _shortened(_causes(findings)), max((r.seconds for r in reports.values()), default=0.0), unsupported
+    )
 
 
 def _hang(stops: Mapping[int, Stop]) -> list[Finding]:
@@ -163,6 +167,15 @@ def _waiting(stop: Stop) -> str:
     return f"waited {stop.limit_s:g} s for {stop.waited_for}; {progress}{'; ' + stop.error if stop.error else ''}"
 
 
-def unique(items: Sequence[Finding], limit: int = 8) -> tuple[Finding, ...]:
-    """The first `limit` findings, each once: one cause can show in hundreds of rows."""
-    return tuple(dict.fromkeys(items))[:limit]
+def _causes(findings: Sequence[Finding]) -> list[Finding]:
+    """Without the sums that are wrong because another rank's part of them is."""
+    wrong_parts = {(f.where, f.step, f.row) for f in findings if f.check in ("attention", "partial")}
+    return [f for f in findings if f.check != "output" or (f.where, f.step, f.row) not in wrong_parts]
+
+
+def _shortened(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The first few of each check and rank: one cause can show in hundreds of rows."""
+    kept: dict[tuple[str, int], list[Finding]] = {}
+    for finding in findings:
+        kept.setdefault((finding.check, finding.rank), []).append(finding)
+    return tuple(f for group in kept.values() for f in group[:3])

@@ -32,7 +32,7 @@ from gpu_tests.reference.paged import PagedKV
 
 
 class MetadataInGraph:
-    """Our backend, its metadata made inside the graph: a replay needs no preparation at all."""
+    """Our backend, its metadata made inside the graph: before a replay nothing is left to compute."""
 
     def __init__(self, world: World) -> None:
         self._inner = default_backend(world)
@@ -41,7 +41,7 @@ class MetadataInGraph:
         self._inner.use(self._inner.current, batch)
 
     def replay_prepare(self, batch: Batch) -> None:
-        """Nothing is left to do."""
+        self._inner.current = self._inner.captured[batch.forward_mode, batch.batch_size]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -57,13 +57,11 @@ class StepOut:
     reduced: Tensor
 
 
-def run_case(
-    case: Case, driver: GraphDriver, comms: Comms, factory: BackendFactory, findings: list[Finding]
-) -> None:
+def run_case(case: Case, driver: GraphDriver, comms: Comms, factory: BackendFactory, findings: list[Finding]) -> None:
     """Add all findings of this rank.  Raises Stopped, and NotSupported if the backend does not serve the world."""
     session = _Session(case, driver, comms, factory, findings)
     if session.capture_all():
-        for index, round_ in enumerate(case.rounds(comms.rank, comms.world_size)):
+        for index, round_ in enumerate(case.rounds(comms.rank, comms.world_size, getattr(factory, "adapt", None))):
             session.play(index, round_)
 
 
@@ -73,7 +71,7 @@ class _Session:
     ) -> None:
         self.case, self.driver, self.comms, self.findings = case, driver, comms, findings
         rank, world_size = comms.rank, comms.world_size
-        scenario = case.scenario(rank, world_size)
+        scenario = case.scenario(rank, world_size, getattr(factory, "adapt", None))
         self.spec = scenario.spec
         self.program = case.program(rank, world_size)
         self.shares = [Share.of(case.split, self.spec, r, world_size) for r in range(world_size)]
@@ -89,6 +87,8 @@ class _Session:
         )
         self.w_o = output_projection(self.spec, case.hidden, driver.device)
         self.part_w_o = self.w_o[self.shares[self.program.projection_of()].heads].clone()
+        self.host_w_o = self.w_o.cpu()
+        self.exact_w_o = self.host_w_o.double()
         self.pool = driver.new_pool()
         self.graphs: dict[GraphKey, Captured] = {}
 
@@ -129,9 +129,7 @@ class _Session:
         """This rank's part of the layer: what is captured."""
 
         def all_reduced(partial: Tensor, step: int) -> Tensor:
-            buffer = torch.zeros(
-                self.share.segments, *partial.shape, dtype=partial.dtype, device=partial.device
-            )
+            buffer = torch.zeros(self.share.segments, *partial.shape, dtype=partial.dtype, device=partial.device)
             buffer[self.share.segment].copy_(partial)
             if self.program.reduces(step):
                 self.comms.all_reduce(buffer, step)
@@ -233,31 +231,30 @@ class _Session:
                         break
         return found
 
-    def _row_errors(
-        self, step: int, row: Expected, out: StepOut, single: StepOut
-    ) -> list[tuple[str, list[RowError]]]:
+    def _row_errors(self, step: int, row: Expected, out: StepOut, single: StepOut) -> list[tuple[str, list[RowError]]]:
         tokens = slice(row.row.tokens.start, row.row.tokens.start + len(row.oracle))
-        dtype, w_o, heads = self.spec.torch_dtype, self.w_o.cpu(), self.share.heads
-        right = _hidden(row.oracle, w_o.double())
+        dtype, heads = self.spec.torch_dtype, self.share.heads
+        oracle, low_precision = row.oracle[:, heads], row.low_precision[:, heads]
+        right = project(row.oracle, self.exact_w_o)[:, None]
         summed = self.shares if self.case.split == "heads" else [self.share]
         low = reduce(torch.add, [self._low_partial(row, share) for share in summed])[:, None]
-        mine = _hidden(row.oracle[:, heads], w_o[heads].double())
-        my_low = self._low_partial(row, self.share)[:, None]
+        my_right, my_low = project(oracle, self.exact_w_o[heads])[:, None], self._low_partial(row, self.share)[:, None]
+        attention, partial = out.attention[tokens].cpu(), out.partial[tokens].cpu()[:, None]
         reduced, alone = out.reduced[self.share.segment, tokens].cpu()[:, None], single.partial[tokens].cpu()[:, None]
         # Both may be wrong by the allowance, and a chain adds one more of it a step.
         far = alone + 2 * (step + 1) * (low.double() - right)
         return [
             ("control", row_errors(alone, right, low, dtype) if step == 0 else []),
-            ("attention", row_errors(out.attention[tokens].cpu(), row.oracle[:, heads], row.low_precision[:, heads], dtype)),
-            ("partial", row_errors(out.partial[tokens].cpu()[:, None], mine, my_low, dtype)),
+            ("attention", row_errors(attention, oracle, low_precision, dtype)),
+            ("partial", row_errors(partial, my_right, my_low, dtype)),
             ("output", row_errors(reduced, right, low, dtype)),
             ("single_rank", row_errors(reduced, alone.double(), far, dtype)),
-        ]  # fmt: skip
+        ]
 
     def _low_partial(self, row: Expected, share: Share) -> Tensor:
         """[tokens, hidden]: a rank's product, rounded as a matmul in the dtype rounds it."""
         compute = torch.promote_types(self.spec.torch_dtype, torch.float32)
-        weight = self.w_o[share.heads].cpu().to(compute)
+        weight = self.host_w_o[share.heads].to(compute)
         return project(row.low_precision[:, share.heads].to(compute), weight).to(self.spec.torch_dtype)
 
     def _cache(self, cache: PagedKV, where: str) -> list[Finding]:
@@ -272,10 +269,6 @@ class _Session:
                 message = f"pages {pages} of the cache do not hold what the pass had to write"
                 found.append(Finding("kv", self.comms.rank, where, message))
         return found
-
-
-def _hidden(attention: Tensor, weight: Tensor) -> Tensor:
-    return project(attention, weight)[:, None]
 
 
 def _values(backend: Backend) -> Values:
