@@ -1,4 +1,4 @@
-"""Time of paged decode attention on one GPU, as a fraction of what the GPU could do, beside FlashInfer.
+"""Time of paged decode attention on one GPU, as a fraction of what the GPU could do, beside FlashInfer and torch.
 
     python -m benchmarks.attention --json benchmarks/results/NAME.json    measure (about 3 minutes)
     python -m benchmarks.attention --report                               write docs/gpu-results.md
@@ -13,6 +13,9 @@ How it is measured:
 * The floor of a case is max(bytes / read bandwidth, FLOP / matmul rate), both measured in the same run: bytes
   are the live KV, the query and the output once each; FLOP are 2 * query rows * keys * (D + Dv) over the
   visible keys.
+* Kernels that can overlap with the launch in front of them (programmatic dependent launch) do, ours and
+  FlashInfer's.
+* torch has no paged KV and is given contiguous copies.
 * Every kernel's output is compared with the fp64 oracle before it is timed; the largest error relative to the
   largest output is reported. A kernel above `ERROR_LIMIT` is reported as wrong, without a time.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import json
 import math
@@ -36,6 +40,9 @@ from benchmarks import attention_report
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Launch = Callable[[int], Tensor]
+    """Runs the kernel on the KV set of that index; returns the output."""
 
 ROUNDS = 3
 REPLAYS = 7
@@ -176,8 +183,31 @@ class Workload:
         return worst
 
 
-def portable_kernel(workload: Workload) -> Callable[[int], object]:
-    """Our Triton kernels, called as an engine calls FlashInfer."""
+def our_kernels(case: Case) -> dict[str, Callable[[Workload], Launch]]:
+    """The kernels of `gpu_tests.reference` that can run the case on this GPU: name -> function that prepares a
+    workload and returns its launch.
+    """
+    names = {"Nightcap Triton": "triton"}
+    if case.family == "MLA" and _chosen(case) == "gluon":
+        names["Nightcap Gluon"] = "gluon"
+    return {name: functools.partial(_ours, backend=backend) for name, backend in names.items()}
+
+
+def _chosen(case: Case) -> str:
+    """The kernel that `auto` takes for an MLA case."""
+    import torch
+
+    from gpu_tests.reference import select
+
+    query = torch.empty(1, case.heads, 576, dtype=torch.bfloat16, device="cuda")
+    pages = torch.empty(1, case.page_size, 1, 576, dtype=torch.bfloat16, device="cuda")
+    capability, triton = select.capability_of(query.device), select.triton_version()
+    choice = select.choose(query, pages, head_dim_v=512, latent=True, capability=capability, triton=triton)
+    return choice.kernel
+
+
+def _ours(workload: Workload, backend: str) -> Launch:
+    """One of our kernels, called as an engine calls FlashInfer."""
     from gpu_tests.reference import decode
 
     case = workload.case
@@ -188,7 +218,7 @@ def portable_kernel(workload: Workload) -> Callable[[int], object]:
         "max_seq_len": case.length,
         "bmm1_scale": case.softmax_scale,
         "lse": workload.query.new_empty(workload.query.shape[:2], dtype=workload.seq_lens.float().dtype),
-        "backend": "triton",
+        "backend": backend,
     }
     if case.kv_heads == 0:
         query, out = (side.unflatten(0, (-1, case.q_len)) for side in (workload.query, workload.out))
@@ -206,7 +236,7 @@ def portable_kernel(workload: Workload) -> Callable[[int], object]:
     )
 
 
-def capture(launch: Callable[[int], object], num_sets: int, launches: int) -> Callable[[], None]:
+def capture(launch: Launch, num_sets: int, launches: int) -> Callable[[], None]:
     """A graph of `launches` launches over the KV sets in turn; it was run once, so everything is compiled."""
     import torch
 
@@ -265,13 +295,13 @@ def measure_limits() -> dict[str, float]:
 
 def measure(case: Case, limits: dict[str, float], l2_bytes: int) -> Iterator[dict[str, object]]:
     """One record a kernel that can run the case."""
-    from benchmarks import attention_flashinfer
+    from benchmarks import attention_flashinfer, attention_torch
 
     workload = Workload(case, l2_bytes)
     floor = max(
         workload.bytes() / limits["read_gb_per_s"] / 1e3, workload.flop() / limits["matmul_tflop_per_s"] / 1e6
     )
-    kernels = {"Nightcap Triton": portable_kernel, **attention_flashinfer.kernels(case)}
+    kernels = our_kernels(case) | attention_flashinfer.kernels(case) | attention_torch.kernels(case)
     records: dict[str, dict[str, object]] = {}
     replays: dict[str, tuple[Callable[[], None], int]] = {}
     for name, build in kernels.items():
@@ -280,16 +310,20 @@ def measure(case: Case, limits: dict[str, float], l2_bytes: int) -> Iterator[dic
         try:
             launch = build(workload)
             replay = capture(launch, len(workload.kv_sets), workload.launches)
-            launch(0)  # the replay ended on another KV set
+            produced = launch(0)  # the replay ended on another KV set
+            workload.out.copy_(produced.reshape(workload.out.shape))
         except Exception as error:  # a vendor's kernel that does not run here is a result too
             records[name]["failed"] = f"{type(error).__name__}: {error}"
             continue
         records[name]["error"] = workload.error()
         if workload.error() <= ERROR_LIMIT:
             replays[name] = (replay, workload.launches)
-    for name, times in rounds(replays).items():
+    times_of = rounds(replays)
+    flashinfer = [statistics.median(times) for name, times in times_of.items() if name.startswith("FlashInfer")]
+    for name, times in times_of.items():
         median = statistics.median(times)
         records[name] |= {
+            "flashinfer_us": min(flashinfer, default=None),
             "us": median,
             "rounds_us": times,
             "floor_us": floor,

@@ -18,7 +18,7 @@ from gpu_tests.reference.decode import pack_mask
 if TYPE_CHECKING:
     from benchmarks.attention import Case, Workload
 
-Launch = Callable[[int], object]
+Launch = Callable[[int], Tensor]
 
 AVAILABLE = importlib.util.find_spec("flashinfer") is not None
 WORKSPACE = 256 << 20
@@ -58,7 +58,7 @@ def build(cases: list[Case]) -> None:
         prepare, small = job
         prepare(Workload(small, l2_bytes=0))(0)
 
-    with ThreadPoolExecutor(4) as pool:  # a build that fails is reported when its kernel is measured
+    with ThreadPoolExecutor(6) as pool:  # a build that fails is reported when its kernel is measured
         wait([pool.submit(first_launch, job) for job in tiny.values()])
     torch.cuda.synchronize()
 
@@ -93,7 +93,7 @@ def _mla(workload: Workload, backend: str) -> Launch:
     )  # fmt: skip
     nope, rope = workload.query[..., :512].contiguous(), workload.query[..., 512:].contiguous()
 
-    def launch(index: int) -> object:
+    def launch(index: int) -> Tensor:
         cache = workload.kv_sets[index]
         return wrapper.run(nope, rope, cache[..., :512], cache[..., 512:], out=workload.out)
 

@@ -12,11 +12,12 @@ HEAD = """\
 Made by `python -m benchmarks.attention --report` from `benchmarks/results/`; do not edit. How it is measured
 stands at the head of `benchmarks/attention.py`. *Floor* is the time that the measured read bandwidth or
 matmul rate of the card allows, whichever is longer; *of floor* is floor / time. *Spread* is (slowest -
-fastest) / median of three rounds: treat differences below it, or below 5 %, as noise. *Error* is the largest
-error against the fp64 oracle, relative to the largest output.
+fastest) / median of three rounds: treat differences below it, or below 5 %, as noise. *Of FlashInfer* is the
+time divided by that of FlashInfer's fastest kernel for the case. *Error* is the largest error against the fp64
+oracle, relative to the largest output.
 
-The Triton kernels are portable and written to be read; they are the second implementation that the suites
-compare with, not a replacement for an engine's kernels.
+The Triton kernels are portable and written to be read: the fallback and the second opinion. The Gluon kernel is
+the one that `auto` takes for MLA on Hopper.
 """
 
 COLUMNS = (
@@ -31,6 +32,7 @@ COLUMNS = (
     "GB/s",
     "TFLOP/s",
     "of floor",
+    "of FlashInfer",
     "error",
 )
 
@@ -80,9 +82,9 @@ def _cells(record: dict[str, Any]) -> list[str]:
     keys = f"1 to {case['length']}" if case["varied"] else str(case["length"])
     cells = [heads, str(case["batch"]), keys, str(case["page_size"]), str(case["q_len"]), record["kernel"]]
     if "failed" in record:
-        return [*cells, "failed", "", "", "", "", record["failed"].split("\n")[0][:60]]
+        return [*cells, "failed", "", "", "", "", "", record["failed"].split("\n")[0][:60]]
     if "us" not in record:
-        return [*cells, "wrong", "", "", "", "", f"{record['error']:.1e}"]
+        return [*cells, "wrong", "", "", "", "", "", f"{record['error']:.1e}"]
     spread = (max(record["rounds_us"]) - min(record["rounds_us"])) / record["us"]
     return [
         *cells,
@@ -91,6 +93,7 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{record['gb_per_s']:.0f}",
         f"{record['tflop_per_s']:.0f}",
         f"{100 * record['fraction_of_floor']:.0f} %",
+        "" if record["flashinfer_us"] is None else f"{record['us'] / record['flashinfer_us']:.2f}",
         f"{record['error']:.1e}",
     ]
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 CASE = {"family": "MLA", "heads": 16, "kv_heads": 0, "batch": 32, "length": 8192, "page_size": 64, "q_len": 1}
 CASE |= {"varied": False, "layout": "HND"}
 TIMED = {"us": 100.0, "rounds_us": [99.0, 100.0, 102.0], "floor_us": 65.0, "fraction_of_floor": 0.65}
+TIMED |= {"flashinfer_us": 80.0}
 TIMED |= {"gb_per_s": 3000.0, "tflop_per_s": 90.0, "error": 0.002}
 
 
@@ -42,7 +43,7 @@ def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
     assert "driver 1.2, CUDA 13.0, torch 2.11.0." in page
     assert "read 4600 GB/s, bf16 matmul 700 TFLOP/s" in page
     assert "Not measured: FlashInfer: not installed." in page
-    assert "| 16 | 32 | 8192 | 64 | 1 | K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 2.0e-03 |" in page
+    assert "| 16 | 32 | 8192 | 64 | 1 | K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 1.25 | 2.0e-03 |" in page
 
 
 def test_wrong_and_failed_kernels_have_no_time() -> None:
