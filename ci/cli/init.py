@@ -25,7 +25,7 @@ RUNNERS = """\
 # yaml-language-server: $schema=schema/runners.schema.json
 # The fleet: where the schedule counts, and the pools of runners that jobs can ask for.
 repository: {repository}
-install: python3 -m pip install --quiet nightcap=={version}
+install: python3 -m pip install --quiet git+https://github.com/nightcap-ci/nightcap@v{version}
 
 pools:
   cpu:

@@ -76,7 +76,8 @@ def catalogue(
         if name in named:
             builder.named_twice(name)
         suites[name] = builder.declared(name, declared[name])
-    problems = tuple(sorted({*discovery.problems, *builder.problems}))
+    of_tree = (problem for file in discovery.files if not file.names_no_suite for problem in file.problems)
+    problems = tuple(sorted({*of_tree, *builder.problems}))
     return Catalogue(dict(sorted(suites.items())), problems)
 
 
@@ -141,7 +142,7 @@ class _Builder:
             return SuiteFile(path, "script")
         if path not in self.read:
             self.read[path] = read_file(self.root, path)
-            self.problems += self.read[path].problems
+        self.problems += self.read[path].problems
         file = self.read[path]
         return _suite_file(file, file.tests, ())
 

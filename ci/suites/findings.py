@@ -52,6 +52,8 @@ def _without_suite(catalogues: Mapping[str, Catalogue], discovery: Discovery) ->
     paths = {file.path for file in files}
     planned = {test.id for file in files for test in file.tests}
     for file in discovery.files:
+        if file.names_no_suite:
+            yield from file.problems
         if file.problems:
             continue
         left = [test for test in file.tests if test.id not in planned and not test.uses]

@@ -70,6 +70,8 @@ class TestFile:
     tests: tuple[StaticTest, ...] = ()
     dynamic: bool = False
     problems: tuple[Problem, ...] = ()
+    names_no_suite: bool = False
+    """No Python, and without the word: a template or a fixture of broken code, which no job can miss."""
 
 
 def read_source(path: str, source: bytes) -> TestFile:
@@ -81,7 +83,8 @@ def read_source(path: str, source: bytes) -> TestFile:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
         reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
-        return TestFile(path, problems=(Problem(path, line, "", f"is not valid Python: {reason}"),))
+        problem = Problem(path, line, "", f"is not valid Python: {reason}")
+        return TestFile(path, problems=(problem,), names_no_suite=b"suite" not in source)
     return _Reader(path).read(tree, source)
 
 

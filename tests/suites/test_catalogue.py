@@ -175,6 +175,11 @@ def test_a_suite_declared_with_files_and_named_by_tests_is_a_problem(tmp_path: P
 
 
 def test_problems_of_the_tree_are_among_those_of_the_catalogue(tmp_path: Path) -> None:
-    tree(tmp_path, test_a="def test_(:", kernels__bad="x = (")
+    tree(tmp_path, test_a="def test_(:  # suite", kernels__bad="x = (")
     built = build(tmp_path, s=SuiteDecl(files=["kernels/*.py"]))
     assert [problem.file for problem in built.problems] == ["kernels/bad.py", "test_a.py"]
+
+
+def test_a_file_that_is_no_python_and_names_no_suite_stops_no_night(tmp_path: Path) -> None:
+    tree(tmp_path, test_template="{% if x %}")
+    assert build(tmp_path).problems == ()
