@@ -27,7 +27,8 @@ class Feed:
     """The live rows of one forward pass, on the host.
 
     out_cache_loc [steps][tokens] and positions [tokens] in the order of the tokens; inputs: one `Inputs` a step with
-    exactly these tokens; accept_length [R] for draft extend; custom_mask bool [R, N, N] for a tree.
+    exactly these tokens.  counts [tokens]: whether the output is used, which it is not for rejected draft tokens.
+    accept_length [R] for draft extend; custom_mask bool [R, N, N] for a tree.
     """
 
     mode: Mode
@@ -36,6 +37,7 @@ class Feed:
     out_cache_loc: list[list[int]]
     positions: list[int]
     inputs: list[Inputs]
+    counts: list[bool]
     accept_length: list[int] | None = None
     custom_mask: Tensor | None = None
 
@@ -107,7 +109,7 @@ class Runner:
         return [_first(x, batch.num_tokens) for x in self._buffers[batch.forward_mode].inputs]
 
     def live_tokens(self, batch: Batch) -> Tensor:
-        """Bool [tokens]: which tokens are not padding; all of them in a dummy."""
+        """Bool [tokens]: whose output counts; all of them in a dummy."""
         return self._buffers[batch.forward_mode].live[: batch.num_tokens]
 
     @property
@@ -149,7 +151,7 @@ class Runner:
         buffers.accept_length[rows:] = self._pad_accept
         buffers.out_cache_loc[:, tokens:] = 0
         buffers.positions[tokens:] = 0
-        buffers.live[:tokens], buffers.live[tokens:] = True, False
+        buffers.live[tokens:] = False
         if buffers.custom_mask is not None:
             buffers.custom_mask[rows:] = _causal(1, self.world.spec.num_draft_tokens, self.world.device)
         if not self.world.spec.runner.stale_pool_indices:
@@ -161,6 +163,7 @@ class Runner:
         _put(buffers.seq_lens[:rows], feed.seq_lens)
         _put(buffers.out_cache_loc[:, :tokens], feed.out_cache_loc)
         _put(buffers.positions[:tokens], feed.positions)
+        _put(buffers.live[:tokens], feed.counts)
         if feed.accept_length is not None:
             _put(buffers.accept_length[:rows], feed.accept_length)
         if buffers.custom_mask is not None and feed.custom_mask is not None:
@@ -212,7 +215,7 @@ def _first(inputs: Inputs, tokens: int) -> Inputs:
     return Inputs(inputs.q[:tokens], inputs.k[:tokens], None if inputs.v is None else inputs.v[:tokens])
 
 
-def _put(to: Tensor, values: list[int] | list[list[int]]) -> None:
+def _put(to: Tensor, values: list[int] | list[bool] | list[list[int]]) -> None:
     to.copy_(torch.tensor(values, dtype=to.dtype).reshape(to.shape))
 
 

@@ -15,8 +15,8 @@ import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,78 +24,17 @@ from torch import Tensor
 from gpu_tests.backends.kernel_plug import KernelCall
 from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, Mode
 from gpu_tests.backends.runner import Feed, Runner
+from gpu_tests.contract.cache import copy_of, differences
+from gpu_tests.contract.evidence import Evidence, Execution, Failure, ReplayRecord
 from gpu_tests.contract.guards import Guards
 from gpu_tests.contract.metadata import BatchFacts, Snapshot, snapshot
 from gpu_tests.contract.scenario import Round, Scenario
-from gpu_tests.contract.truth import Expected, RowTruth, Truth, chain, copy_of, make_world
-from gpu_tests.graphs import Captured, CaptureError, GraphDriver, Sync
+from gpu_tests.contract.truth import Expected, RowTruth, Truth, chain, make_world
+from gpu_tests.graphs import Captured, CaptureError, GraphDriver
 from gpu_tests.reference.paged import PagedKV
 
 WARMUPS = 2
 """Eager runs before a capture, as in SGLang's runners; the output of the last one is looked at."""
-
-
-@dataclass(frozen=True)
-class SeenCall:
-    """What one kernel call of an execution saw: host arguments and the contents of its metadata tensors."""
-
-    kernel: str
-    host: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-
-@dataclass
-class Execution:
-    """One run of the model: what it was given, what came out, and what was true."""
-
-    kind: Literal["capture", "replay", "eager"]
-    label: str
-    mode: Mode
-    bs: int
-    rows: list[RowTruth]
-    facts: BatchFacts
-    outs: list[Tensor]
-    expected: list[list[Expected]]
-    metadata: Snapshot
-    calls: list[SeenCall]
-    num_tokens: int
-
-
-@dataclass
-class ReplayRecord:
-    """A replay with what is compared with it."""
-
-    replay: Execution
-    eager: Execution | None
-    captured: Snapshot
-    captured_facts: BatchFacts
-    unwritten: frozenset[str]
-    witness: Snapshot | None
-    kv_problems: list[str]
-    syncs: list[Sync]
-    program_differences: list[str]
-
-
-@dataclass
-class Failure:
-    """An exception: where in the schedule, and which check it belongs to."""
-
-    check: Literal["capture", "replay", "host_sync", "eager"]
-    label: str
-    error: Exception
-
-
-@dataclass
-class Evidence:
-    """All that a scenario left behind."""
-
-    scenario: Scenario
-    captures: list[Execution] = field(default_factory=list)
-    replays: list[ReplayRecord] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    nan_steps: dict[str, list[int]] = field(default_factory=dict)
-    dirty_launches: int = 0
-    damaged: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -141,6 +80,8 @@ class _Session:
     # -- capture -----------------------------------------------------------------------------------------------
 
     def capture_all(self) -> bool:
+        if self.scenario.has("no_warmup"):
+            self._load_libraries()
         sizes = [(mode, bs) for mode in self.spec.modes for bs in sorted(self.spec.capture_sizes, reverse=True)]
         for mode, bs in sizes:
             label = f"capture of {mode} at {bs} rows"
@@ -152,6 +93,14 @@ class _Session:
                 return False
         gc.collect()  # everything freed that may be freed: a graph holds no references
         return True
+
+    def _load_libraries(self) -> None:
+        """Compile and load kernels through another instance: a process can do that once, and not while capturing."""
+        for mode in self.spec.modes:
+            batch = self.runner.dummy(mode, self.spec.max_bs)
+            self.eager.eager_prepare(batch)
+            self._model(self.eager, batch)
+            self._take_nan_steps(mode)
 
     def _capture(self, mode: Mode, bs: int, label: str) -> None:
         round_ = self.scenario.capture_round(mode, bs)
@@ -193,12 +142,13 @@ class _Session:
 
     def play(self, index: int, round_: Round) -> bool:
         label = f"round {index}: {round_.mode}, {len(round_.rows)} live rows on the graph of {round_.bs}"
-        check: Literal["replay", "eager"] = "replay"
+        check = "replay"
         try:
             record = self._replay(round_, label)
-            check = "eager"
             if round_.rows:
+                check = "eager"
                 record.eager = self._eager_control(round_, f"eager control of {label}")
+                check = "capture"
                 record.witness = self._witness(round_, record)
             self.evidence.replays.append(record)
         except Exception as error:
@@ -251,6 +201,7 @@ class _Session:
             self.diffed.add(round_.mode)
             if not self.scenario.has("no_warmup"):
                 self._model(self.witness, batch)
+                self._take_nan_steps(round_.mode)
             with self.world.kernels.logging():
                 second = self.driver.capture(lambda: self._model(self.witness, batch), warmup=0)
             first = self.graphs[round_.mode, round_.bs].graph
@@ -265,7 +216,7 @@ class _Session:
         for step, of_step in enumerate(inputs):
             self.truth.write(feed, step, of_step, before)
             expected.append(self.truth.expected(rows, step, of_step, before))
-        return expected, _cache_differences(self.world.kv, before)
+        return expected, differences(self.world.kv, before)
 
     # -- the model ---------------------------------------------------------------------------------------------
 
@@ -278,8 +229,8 @@ class _Session:
     ) -> list[Tensor]:
         """The forward pass that is captured: in-graph metadata, then the steps, each fed by the one before.
 
-        Every step raises a device flag if a live token's output is NaN, in warm-up runs and replays alike, as
-        SGLang's NaN detection does.
+        Every step raises a device flag if an output that counts is NaN, in warm-up runs and replays alike, as SGLang's
+        NaN detection does.
         """
         static = self.runner.inputs(batch) if inputs is None else inputs
         live = self.runner.live_tokens(batch) if inputs is None else None
@@ -323,9 +274,17 @@ class _Session:
             outs=[o.cpu() for o in outs],
             expected=expected,
             metadata=snapshot(backend.metadata_objects()),
-            calls=[SeenCall(c.kernel, c.host, {n: t.cpu() for n, t in c.tensors.items()}) for c in calls],
+            calls=[{name: t.cpu() for name, t in call.tensors.items()} for call in calls],
             num_tokens=batch.num_tokens,
+            nan_steps=self._take_nan_steps(batch.forward_mode),
         )
+
+    def _take_nan_steps(self, mode: Mode) -> list[int]:
+        """The steps whose flag was raised since the last look."""
+        flags = self.nan_flags[mode]
+        steps: list[int] = flags.nonzero().flatten().tolist()
+        flags.zero_()
+        return steps
 
     def _facts(self, batch: Batch) -> BatchFacts:
         info = batch.spec_info
@@ -333,35 +292,8 @@ class _Session:
         return BatchFacts(batch.seq_lens.tolist(), accept, self.spec.num_draft_tokens)
 
     def finish(self) -> None:
-        self.evidence.nan_steps = {str(m): f.nonzero().flatten().tolist() for m, f in self.nan_flags.items()}
         self.evidence.dirty_launches = self.world.kernels.dirty_launches()
         self.evidence.damaged = self.guards.damaged()
-
-
-def _cache_differences(actual: PagedKV, expected: PagedKV) -> list[str]:
-    """Where the pool's memory, gaps and guard zones included, is not what it must be, bit for bit.
-
-    Slot 0 is free for padded tokens.
-    """
-    for a, e in ((actual.k, expected.k), (actual.v, expected.v)):
-        e[0, 0] = a[0, 0]
-    problems = []
-    for name, a, e in (("k", actual.k, expected.k), ("v", actual.v, expected.v)):
-        if actual.mla and name == "v":
-            continue
-        wrong = (_bits(a) != _bits(e)).flatten(2).any(dim=2)
-        problems += [f"{name} cache, page {page} offset {offset}" for page, offset in wrong.nonzero().tolist()]
-        if not problems and not torch.equal(_memory(a), _memory(e)):
-            problems.append(f"{name} cache: memory between or round the pages was written")
-    return problems
-
-
-def _bits(t: Tensor) -> Tensor:
-    return t.view({2: torch.int16, 4: torch.int32, 1: torch.int8}[t.dtype.itemsize])
-
-
-def _memory(t: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
 def _overwrite_host_tensors(batch: Batch) -> None:

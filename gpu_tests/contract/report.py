@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from gpu_tests.contract.checks import CHECKS, Finding
-from gpu_tests.contract.drive import ReplayRecord
+from gpu_tests.contract.evidence import ReplayRecord
 from gpu_tests.contract.metadata import equal, words
 from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
 

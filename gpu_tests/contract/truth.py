@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -249,6 +249,7 @@ class Truth:
             out_cache_loc=[[slots[r][p] for r, p in zip(owner, positions[step], strict=True)] for step in steps],
             positions=positions[0],
             inputs=[self._inputs(round_, rows, owner, positions[step]) for step in steps],
+            counts=[i < row.compared for row in rows for i in range(len(row.tokens))],
             accept_length=[row.accept for row in round_.rows] if mode is Mode.DRAFT_EXTEND else None,
             custom_mask=torch.stack(masks) if masks else None,
         )
@@ -329,15 +330,3 @@ def _request(spec: WorldSpec, request: int) -> tuple[Tensor, Tensor, Tensor]:
 def _randn(name: str, shape: tuple[int, ...], spec: WorldSpec, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(60))
     return torch.randn(shape, generator=generator).to(device=device, dtype=spec.torch_dtype)
-
-
-def copy_of(kv: PagedKV) -> PagedKV:
-    """The same cache in memory of its own, gaps and layout included."""
-    copies: dict[int, torch.UntypedStorage] = {}
-
-    def copy(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        own = copies.setdefault(storage.data_ptr(), storage.clone())
-        return torch.empty(0, dtype=t.dtype, device=t.device).set_(own, t.storage_offset(), t.size(), t.stride())
-
-    return replace(kv, k=copy(kv.k), v=copy(kv.v))
