@@ -1,0 +1,71 @@
+"""The kernels compile for Hopper without a GPU, and into what they were written for.
+
+Runs where Triton is installed, with or without a GPU (torch's builds for CPUs do not bring it).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpu_tests.reference import select
+
+pytestmark = [
+    pytest.mark.suite("attention-reference", gpus=0, est="30s"),
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton, which compiles for GPUs that are not here"
+    ),
+]
+
+SHARED_BYTES = 227 * 1024
+"""What one CTA of a Hopper GPU can have."""
+
+MOST_SPILLS = {"Gluon": 0, "Triton": 256}
+"""Local-memory instructions in a kernel. The Gluon kernel was written not to have any; the portable tile of
+64 MLA rows has an accumulator that leaves no register free.
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "gpu_tests.reference.offline"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_installed_triton_is_one_that_the_gluon_kernel_was_run_with(compiled: dict[str, Any]) -> None:
+    # Gluon is experimental, and its functions are renamed between minor versions. Run the suite on a Hopper GPU
+    # with the new version, then name it in `select.GLUON_TRITON`.
+    assert compiled["triton"].startswith(select.GLUON_TRITON)
+
+
+def test_no_kernel_spills_more_than_its_bound_or_needs_more_memory_than_there_is(compiled: dict[str, Any]) -> None:
+    for launch, kernels in compiled["launches"].items():
+        for kernel in kernels:
+            family = launch.split(",")[0].split()[-1]
+            assert kernel["spills"] <= MOST_SPILLS[family], (launch, kernel)
+            assert kernel["shared_bytes"] <= SHARED_BYTES, (launch, kernel)
+
+
+def test_the_gluon_kernel_is_made_of_the_matrix_instructions_of_its_tile(compiled: dict[str, Any]) -> None:
+    # 64 x 64 scores over 576 columns are 36 x m64n64k16; 64 x 512 outputs over 64 keys, in two warp groups of
+    # 256 columns each, are 2 x 4 x m64n128k16 in the one program text.
+    counts = {
+        launch: kernels[0]["hgmma"] for launch, kernels in compiled["launches"].items() if "Gluon" in launch
+    }
+    assert counts
+    assert set(counts.values()) == {36 + 8}
+
+
+def test_a_launch_is_followed_by_a_combine_unless_it_has_one_split(compiled: dict[str, Any]) -> None:
+    for launch, kernels in compiled["launches"].items():
+        assert len(kernels) == (1 if "one split" in launch else 2), launch
