@@ -12,7 +12,7 @@ from gpu_tests.contract.verify import ContractViolation, verify
 from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS, docs
 from gpu_tests.faults.matrix import Kill, kill, kill_all, necessary
 
-pytestmark = pytest.mark.suite("attention-faults", gpus=0, est="90s")
+pytestmark = pytest.mark.suite("attention-faults", gpus=0, est="40s")
 
 
 class Matrix:

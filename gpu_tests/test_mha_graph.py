@@ -12,7 +12,7 @@ import pytest
 from gpu_tests.contract import cases
 from gpu_tests.contract.scenario import Scenario, random_scenario
 
-pytestmark = pytest.mark.suite("attention-graph-mha", gpus=0, est="60s")
+pytestmark = pytest.mark.suite("attention-graph-mha", gpus=0, est="20s")
 
 FAST_WORLDS = ["mha-target", "mha-extend-packed", "mha-draft"]
 SLOW_WORLDS = [world for world in cases.worlds("mha") if world not in FAST_WORLDS]

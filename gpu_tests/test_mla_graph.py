@@ -12,7 +12,7 @@ import pytest
 from gpu_tests.contract import cases
 from gpu_tests.contract.scenario import Scenario, random_scenario
 
-pytestmark = pytest.mark.suite("attention-graph-mla", gpus=0, est="60s")
+pytestmark = pytest.mark.suite("attention-graph-mla", gpus=0, est="20s")
 
 FAST_WORLDS = ["mla-target", "mla-extend", "mla-draft"]
 SLOW_WORLDS = [world for world in cases.worlds("mla") if world not in FAST_WORLDS]

@@ -11,11 +11,10 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from gpu_tests.backends import default_backend
 from gpu_tests.backends.protocol import BackendFactory, World
-from gpu_tests.contract.scenario import WORLDS
 from gpu_tests.faults.staged_kernel import StagedKernel
 
 OPERATORS: dict[str, str] = {
@@ -52,10 +51,10 @@ OPERATORS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """One fault, or an equivalent, which is correct code written otherwise and must not be flagged.
 
-    source: public thread.  where: what the diff changes.  scenario: text of one scenario that catches it.
-    variant: "fault" must be caught; "equivalent" is correct code written otherwise and must not be flagged.
+    source: public thread.  where: what the diff changes.  scenario: text of one scenario that catches it.  patch: the
+    diff, as the source of what is changed.
     """
 
     id: str
@@ -66,13 +65,6 @@ class Fault:
     scenario: str
     factory: BackendFactory
     patch: str
-    variant: Literal["fault", "equivalent"] = "fault"
-
-    @property
-    def worlds(self) -> list[str]:
-        """Worlds in which the fault can be planted: those of its scenario's family."""
-        family = WORLDS[self.scenario.partition("+")[0].partition("#")[0]].family
-        return [name for name, spec in WORLDS.items() if spec.family == family]
 
 
 FAULTS: dict[str, Fault] = {}
@@ -81,17 +73,16 @@ EQUIVALENTS: dict[str, Fault] = {}
 
 def fault(id: str, operator: str, source: str, what: str, scenario: str) -> Callable[[Any], Any]:
     """Register a backend class, or a kernel function, as a fault."""
-    return _register(FAULTS, "fault", id, operator, source, what, scenario)
+    return _register(FAULTS, id, operator, source, what, scenario)
 
 
 def equivalent(id: str, what: str, scenario: str) -> Callable[[Any], Any]:
     """Register correct code that looks different: it must not be flagged."""
-    return _register(EQUIVALENTS, "equivalent", id, "", "", what, scenario)
+    return _register(EQUIVALENTS, id, "", "", what, scenario)
 
 
 def _register(
     into: dict[str, Fault],
-    variant: Literal["fault", "equivalent"],
     id: str,
     operator: str,
     source: str,
@@ -104,7 +95,7 @@ def _register(
         text = inspect.getsource(patched)
         patch = text[re.search(r"^(class|def) ", text, re.M).start() :]  # type: ignore[union-attr]
         where, factory = _planted(patched)
-        into[id] = Fault(id, operator, source, what, where, scenario, factory, patch, variant)
+        into[id] = Fault(id, operator, source, what, where, scenario, factory, patch)
         return patched
 
     return register

@@ -14,9 +14,14 @@ from gpu_tests.faults.patching import pad_queries
 from gpu_tests.faults.staged_kernel import StagedKernel
 
 
-@equivalent("other-kernel", "another kernel: split KV, op by op instead of one node", "mha-target")
-class OtherKernel(StagedKernel):
+@equivalent("mha-other-kernel", "another kernel: split KV, op by op instead of one node", "mha-window")
+class OtherMhaKernel(StagedKernel):
     splits = 4
+
+
+@equivalent("mla-other-kernel", "another kernel: split KV, op by op instead of one node", "mla-extend-packed")
+class OtherMlaKernel(StagedKernel):
+    splits = 2
 
 
 @equivalent("mha-metadata-in-graph", "metadata is rebuilt inside the graph; replay_prepare only rebinds it", "mha-safe")
