@@ -60,7 +60,11 @@ def results(request: pytest.FixtureRequest) -> Results:
 
     def result(team: Team, case: str) -> CaseResult:
         if (team, case) not in done:
-            _say(request.config, f"{team}: {team.size} ranks ({torch.cuda.device_count()} GPUs; NCCL wants 2 or more)")
+            gpus = torch.cuda.device_count()
+            _say(
+                request.config,
+                f"attention-tp: {team.backend} on {team.size} ranks (NCCL wants 2 GPUs, torch sees {gpus})",
+            )
             names = [p["case"].name for p in selected if p.get("team") == team and "case" in p]
             for cases in launches(team, names):
                 done.update({(team, name): found for name, found in run(team, cases, backend).items()})
@@ -70,17 +74,22 @@ def results(request: pytest.FixtureRequest) -> Results:
 
 
 def _say(config: pytest.Config, line: str) -> None:
+    """A line in pytest's own output, past the capture."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.ensure_newline()
-        reporter.write_line(f"attention-tp on {line}")
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if reporter is not None and capture is not None:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
 
 def test_a_right_program_passes_and_a_faulty_rank_is_named(team: Team, case: Case, results: Results) -> None:
     result = results(team, case.name)
     if result.unsupported:
         pytest.skip(f"the backend does not serve this world: {result.unsupported}")
-    assert problem(case, result, team.size) == ""
+    if wrong := problem(case, result, team.size):
+        again = f"python -m gpu_tests.parallel --collectives {team.backend} --world-size {team.size} {case.name}"
+        pytest.fail(f"{wrong}\n  again: {again}", pytrace=False)
 
 
 # -- which teams run -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from gpu_tests.backends.protocol import Mode, World, WorldSpec
@@ -55,6 +56,9 @@ class Program:
         """Whether the rank takes part in the all-reduce of a step."""
         return True
 
+    def keep_sum(self, reduced: Tensor) -> None:
+        """What the rank does to the sum that the all-reduce gave it, in place."""
+
     def feeds_back(self, partial: Tensor, reduced: Tensor) -> Tensor:
         """What the next step of a draft is made from."""
         return reduced
@@ -92,6 +96,7 @@ class MissingRow(Program):
             seq_lens=feed.seq_lens[:-1],
             out_cache_loc=[slots[:tokens] for slots in feed.out_cache_loc],
             positions=feed.positions[:tokens],
+            counts=feed.counts[:tokens],
             inputs=[
                 replace(x, q=x.q[:tokens], k=x.k[:tokens], v=None if x.v is None else x.v[:tokens]) for x in feed.inputs
             ],
@@ -138,6 +143,14 @@ class FeedsBackPartial(Program):
 
     def feeds_back(self, partial: Tensor, reduced: Tensor) -> Tensor:
         return partial if self.faulty else reduced
+
+
+class OtherBits(Program):
+    """The sum differs in its last bits, as if the rank added the parts in an order of its own."""
+
+    def keep_sum(self, reduced: Tensor) -> None:
+        if self.faulty:
+            reduced.mul_(1 + torch.finfo(reduced.dtype).eps)
 
 
 class NobodyReduces(Program):
@@ -292,6 +305,10 @@ FAULTS: tuple[Case, ...] = (
     Case(
         "nobody-reduces", "mla-target", mla_heads, perturbations=VARIED, passes=2, program=NobodyReduces,
         blame=Blame("output", step=0, alone=False),
+    ),
+    Case(
+        "other-bits", "mla-draft", mla_heads, perturbations=VARIED, passes=2, program=OtherBits,
+        blame=Blame("reduced", step=0), source="vllm#49027",
     ),
     Case(
         "smallest-first", "mla-target", mla_heads, program=SmallestFirst,

@@ -162,5 +162,5 @@ def _last_phase(folder: Path, rank: int) -> str:
     return phases[-1] if phases else Exit.phase
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def _tail(log: Path, lines: int = 8) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

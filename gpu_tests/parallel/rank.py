@@ -29,6 +29,7 @@ from gpu_tests.parallel.comms import Comms, Stopped
 from gpu_tests.parallel.launch import end_with_parent
 from gpu_tests.parallel.report import Finding, RankReport
 from gpu_tests.parallel.session import run_case
+from gpu_tests.parallel.split import CannotSplit
 
 MEETING_S = 120.0
 """Time for all ranks to start."""
@@ -89,6 +90,8 @@ def _case(
         return report(unsupported=str(reason)), False
     except Stopped as stopped:
         return report(stop=stopped.stop), comms.device_hangs
+    except CannotSplit as reason:
+        return report(stop=comms.crashed(str(reason))), False
     except Exception:  # the other ranks must be told, whatever it was
         return report(stop=comms.crashed(traceback.format_exc())), False
 

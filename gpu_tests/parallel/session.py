@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from torch import Tensor
 from gpu_tests.backends import default_backend
 from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, World
 from gpu_tests.backends.runner import Runner
+from gpu_tests.contract.cache import copy_of
 from gpu_tests.contract.metadata import snapshot
 from gpu_tests.contract.scenario import Round
-from gpu_tests.contract.truth import Expected, RowTruth, Truth, copy_of, make_world
+from gpu_tests.contract.truth import Expected, RowTruth, Truth, make_world
 from gpu_tests.graphs import Captured, GraphDriver
 from gpu_tests.parallel.agreement import LiveRow, Values, metadata_differences, reduced_differences
 from gpu_tests.parallel.cases import Case, GraphKey
@@ -35,7 +37,7 @@ class MetadataInGraph:
     """Our backend, its metadata made inside the graph: before a replay nothing is left to compute."""
 
     def __init__(self, world: World) -> None:
-        self._inner = default_backend(world)
+        self._inner: Any = default_backend(world)
 
     def in_graph(self, batch: Batch) -> None:
         self._inner.use(self._inner.current, batch)
@@ -133,6 +135,7 @@ class _Session:
             buffer[self.share.segment].copy_(partial)
             if self.program.reduces(step):
                 self.comms.all_reduce(buffer, step)
+            self.program.keep_sum(buffer)
             return buffer
 
         inputs = self.runner.inputs(batch)
@@ -168,12 +171,12 @@ class _Session:
     def play(self, index: int, round_: Round) -> None:
         where = f"round {index}: {round_.mode}, {len(round_.rows)} live rows on the graph of {round_.bs}"
         feed, rows = self.truth.load(round_)
-        self.share.load(self.part, self.whole)
-        self.program.receive(self.part, rows)
-        batch = self.runner.padded(self.program.feed(self.share.feed(feed)), round_.bs)
-        self.backend.replay_prepare(batch)
         graph = self.graphs[round_.mode, round_.bs]
         with self.comms.phase(where):
+            self.share.load(self.part, self.whole)
+            self.program.receive(self.part, rows)
+            batch = self.runner.padded(self.program.feed(self.share.feed(feed)), round_.bs)
+            self.backend.replay_prepare(batch)
             if self.program.joins(len(rows)):
                 graph.replay()
         outs = [StepOut(*(getattr(o, name).clone() for name in ("attention", "partial", "reduced"))) for o in graph.out]
@@ -204,10 +207,10 @@ class _Session:
 
     def _agreement(self, published: Sequence[Sequence[object]], rows: Sequence[RowTruth], where: str) -> list[Finding]:
         values, digests = zip(*published, strict=True)
-        found = reduced_differences(digests, where)  # type: ignore[arg-type]
+        found = reduced_differences(digests, where)
         if self.case.split == "heads":
             live = [LiveRow(row.index, row.name, len(row.pages)) for row in rows]
-            found += metadata_differences(values, _values(self.single), live, where)  # type: ignore[arg-type]
+            found += metadata_differences(values, _values(self.single), live, where)
         return found
 
     def _outputs(
