@@ -1,4 +1,4 @@
-"""Which GPUs are meant, and whether they are fit: recorded answers of NVML, nvidia-smi and the kernel's log."""
+"""Which GPUs are meant, and whether they are fit. Files hold what NVML, nvidia-smi and the kernel answer, by form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def facts(name: str) -> Facts:
 
 
 def report(name: str, *, need: int = 1, visible: str | None = None, kernel: str = "") -> tuple[str, str]:
-    """(status, problems) of a recorded host."""
+    """(status, problems) of a host in a file."""
     host = facts(name)
     lines = (DATA / f"{kernel}.txt").read_text().splitlines() if kernel else ()
     problems = judge(host, assigned(visible, host.gpus), Need(gpus=need, sm=90), lines)
@@ -52,7 +52,7 @@ def report(name: str, *, need: int = 1, visible: str | None = None, kernel: str 
         ("foreign-other-namespace", 1, "", "bad", "process that cannot be seen from here (another namespace)"),
     ],
 )
-def test_a_recorded_host_is_judged(name: str, need: int, kernel: str, status: str, text: str) -> None:
+def test_a_host_is_judged(name: str, need: int, kernel: str, status: str, text: str) -> None:
     found, texts = report(name, need=need, kernel=kernel)
     assert found == status
     assert text in texts
@@ -182,7 +182,7 @@ Hosts = Callable[..., None]
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    """Makes the doctor see recorded hosts, one at each look; the last one stays."""
+    """Makes the doctor see hosts from files, one at each look; the last one stays."""
 
     def use(*names: str) -> None:
         left = [facts(name) for name in names]
