@@ -66,6 +66,32 @@ def test_each_kind_of_result_is_in_the_journal_once(bench: Bench) -> None:
     }  # fmt: skip
 
 
+SUITES = """
+    import pytest
+    pytestmark = [pytest.mark.suite("one"), pytest.mark.suite(name="two", gpus=1)]
+    def test_of_the_module(): pass
+    @pytest.mark.suite("two")
+    class TestClass:
+        def test_of_the_class(self): pass
+        @pytest.mark.suite(name="three")
+        @pytest.mark.suite("one")
+        def test_of_its_own(self): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("suite", "tests"),
+    [
+        ("one", {"test_of_the_module", "test_of_its_own"}),
+        ("two", {"test_of_the_module", "test_of_the_class"}),
+        ("three", {"test_of_its_own"}),
+    ],
+)
+def test_a_unit_runs_the_tests_whose_closest_marks_name_its_suite(bench: Bench, suite: str, tests: set[str]) -> None:
+    night = bench.run(unit(bench.file(SUITES), suite=suite))
+    assert night.results.keys() == tests
+
+
 @pytest.mark.parametrize(
     ("source", "ending", "code"),
     [

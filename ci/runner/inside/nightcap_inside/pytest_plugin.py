@@ -49,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def suites_of(item: pytest.Item) -> set[object]:
     """The suites that the closest level with a `suite` marker names: function, class or module."""
     marked = list(item.iter_markers_with_node("suite"))
-    return {mark.args[0] for node, mark in marked if node is marked[0][0] and mark.args}
+    closest = [mark for node, mark in marked if node is marked[0][0]]
+    return {mark.args[0] if mark.args else mark.kwargs.get("name") for mark in closest}
 
 
 class Recorder:
