@@ -90,7 +90,7 @@ def extend_world(**runner: Any) -> World:
 def extend_feed(world: World, rows: int = 3) -> Feed:
     scenario = Scenario.parse("mla-extend+ragged_accepts+ragged_lengths")
     first = scenario.rounds()[0]
-    return Truth(world, frozenset(), 0).load(replace(first, rows=first.rows[:rows]))[0]
+    return Truth(world).load(replace(first, rows=first.rows[:rows]))[0]
 
 
 def test_padded_rows_follow_the_fill_rule() -> None:
@@ -165,7 +165,7 @@ def call(world: World, rows: int, covered: int, workspace: torch.Tensor, lengths
 @pytest.fixture
 def mha_world() -> World:
     world = make_world(WORLDS["mha-target"], CPU)
-    Truth(world, frozenset(), 0)
+    Truth(world)
     return world
 
 

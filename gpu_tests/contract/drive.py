@@ -68,7 +68,7 @@ class _Session:
         with Guards() as self.guards:
             self.world = make_world(self.spec, driver.device)
             self.backend, self.eager, self.witness = (factory(self.world) for _ in range(3))
-        self.truth = Truth(self.world, scenario.perturbations, scenario.seed)
+        self.truth = Truth(self.world, scenario.perturbations)
         self.runner = Runner(self.world, self.backend.fill_value(), driver.to_host)
         self.pool = driver.new_pool()
         self.graphs: dict[tuple[Mode, int], _Graph] = {}

@@ -34,6 +34,18 @@ WORLDS: dict[str, WorldSpec] = {
     "mla-bf16": WorldSpec("mla", TARGET, dtype="bfloat16"),
     "mla-fp8": WorldSpec("mla", TARGET, dtype="bfloat16", kv_dtype="float8_e4m3fn", scaled_kv=True),
     "mla-long": WorldSpec("mla", (*TARGET, *EXTEND), max_context=4096, page_size=64),
+    "mla-deepseek": WorldSpec(
+        "mla",
+        (*TARGET, *EXTEND),
+        dtype="bfloat16",
+        num_q_heads=16,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        page_size=64,
+        max_context=256,
+    ),
     "mha-target": WorldSpec("mha", TARGET),
     "mha-draft": WorldSpec("mha", DRAFT),
     "mha-extend": WorldSpec("mha", EXTEND),
@@ -46,6 +58,16 @@ WORLDS: dict[str, WorldSpec] = {
     "mha-bf16": WorldSpec("mha", TARGET, dtype="bfloat16", kv_storage="page", num_q_heads=6, num_kv_heads=2),
     "mha-fp8": WorldSpec("mha", TARGET, dtype="bfloat16", kv_dtype="float8_e4m3fn", scaled_kv=True, page_size=32),
     "mha-long": WorldSpec("mha", (*TARGET, *DRAFT), max_context=4096, page_size=64),
+    "mha-llama": WorldSpec(
+        "mha",
+        (*TARGET, *DRAFT),
+        dtype="bfloat16",
+        num_q_heads=16,
+        num_kv_heads=2,
+        head_dim=128,
+        page_size=32,
+        max_context=256,
+    ),
 }
 
 PERTURBATIONS: dict[str, str] = {

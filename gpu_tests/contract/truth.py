@@ -104,9 +104,8 @@ class Expected:
 class Truth:
     """Content and placement of requests for one world."""
 
-    def __init__(self, world: World, perturbations: frozenset[str], seed: int) -> None:
-        self.world, self.spec = world, world.spec
-        self._perturbations, self._seed = perturbations, seed
+    def __init__(self, world: World, perturbations: frozenset[str] = frozenset()) -> None:
+        self.world, self.spec, self._perturbations = world, world.spec, perturbations
         self._original = {
             name: t.clone()
             for name in ("w_kc", "w_vc", "sinks", "k_scale", "v_scale")
@@ -138,8 +137,9 @@ class Truth:
         end = fill_value + {Mode.DECODE: 0, Mode.DRAFT_DECODE: 1, Mode.TARGET_VERIFY: per_row}.get(mode, 0)
         if mode is Mode.DRAFT_EXTEND and self.spec.runner.seq_lens == "prefix":
             end += per_row
+        pages = (0,) * math.ceil((end + self.spec.steps(mode)) / self.spec.page_size)
         return [
-            RowTruth(i, "fill rule", range(i * per_row, (i + 1) * per_row), per_row, (0,), end, False, (i,), (i,))
+            RowTruth(i, "fill rule", range(i * per_row, (i + 1) * per_row), per_row, pages, end, False, (i,), (i,))
             for i in range(bs)
         ]
 
