@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gpu_tests.contract.checks import CHECKS
 from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
 from gpu_tests.contract.verify import ContractViolation, verify
 from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS, docs
+from gpu_tests.faults.__main__ import main
 from gpu_tests.faults.matrix import Kill, kill, kill_all, necessary
 
 pytestmark = pytest.mark.suite("attention-faults", gpus=0, est="40s")
@@ -81,6 +83,36 @@ def test_the_page_of_faults_is_up_to_date(matrix: Matrix, driver: Any) -> None:
 @pytest.mark.parametrize("fault_id", ["mha-decode-off-by-one", "mha-verify-prefix-only"])
 def test_no_tolerance_lets_one_key_of_four_thousand_pass(driver: Any, fault_id: str) -> None:
     assert "output" in kill(FAULTS[fault_id], driver, Scenario.parse("mha-long+full_context")).checks
+
+
+def test_the_matrix_is_printed_as_json_and_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mha-shadow-table", "--driver", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "fault": "mha-shadow-table",
+            "operator": "M4",
+            "scenario": "mha-target#0",
+            "headline": "output",
+            "checks": ["output"],
+            "died": "",
+        }
+    ]
+    assert main(["mha-shadow-table", "mha-other-kernel", "--driver", "cpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["M4\tmha-shadow-table\toutput\toutput", "\tmha-other-kernel\tNOT CAUGHT\t", "1 of 2 faults caught"]
+
+
+def test_a_diff_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mla-weights-stale", "--show"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("# mla-weights-stale (M26, sglang#27140)")
+    assert "class WeightsStale(MlaBackend):\n    def weights_updated(self) -> None:\n        pass" in shown
+
+
+def test_an_unknown_fault_is_a_usage_error_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["mla-weights-stalled"])
+    assert "no fault 'mla-weights-stalled': did you mean 'mla-weights-stale'?" in capsys.readouterr().err
 
 
 def report_of(fault_id: str, driver: Any) -> str:
