@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gpu_tests.contract.verify import load_factory
 from gpu_tests.parallel.cases import CASES, Case
 from gpu_tests.parallel.launch import DEFAULT_BACKEND, Team, run
 from gpu_tests.parallel.report import CaseResult
@@ -23,6 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.cases if name not in CASES]:
         parser.error(f"no case {', '.join(unknown)}; they are {', '.join(CASES)}")
+    try:
+        load_factory(options.backend)
+    except ValueError as error:
+        parser.error(f"--backend {error}")
     team = Team(options.collectives, options.world_size)
     if team.size < 2:
         parser.error(f"--world-size {team.size}: there is nothing to share out; 2 or more")

@@ -241,17 +241,14 @@ def all_heads(spec: WorldSpec, world_size: int) -> WorldSpec:
     return spec
 
 
-def deepseek(spec: WorldSpec, world_size: int) -> WorldSpec:
-    """DeepSeek-V3's attention: 128 heads, latent 512 + 64, in bfloat16."""
-    return replace(
-        spec, num_q_heads=128, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128,
-        page_size=64, max_context=256, dtype="bfloat16",
-    )  # fmt: skip
+def heads_of_deepseek(spec: WorldSpec, world_size: int) -> WorldSpec:
+    """All 128 heads of DeepSeek-V3."""
+    return replace(spec, num_q_heads=128)
 
 
-def llama(spec: WorldSpec, world_size: int) -> WorldSpec:
-    """Llama-3-70B's attention: 64 heads over 8 KV heads of 128, in bfloat16."""
-    return replace(spec, num_q_heads=64, num_kv_heads=8, head_dim=128, max_context=256, dtype="bfloat16")
+def heads_of_llama(spec: WorldSpec, world_size: int) -> WorldSpec:
+    """All heads of Llama-3-70B: 64 over 8 KV heads."""
+    return replace(spec, num_q_heads=64, num_kv_heads=8)
 
 
 TRAFFIC = ("ragged_lengths", "shrink_grow", "permuted_pages", "recycled", "table_tail", "dead_nan")
@@ -267,8 +264,8 @@ RIGHT: tuple[Case, ...] = (
     Case("gqa-all-idle", "mha-target", gqa_heads, perturbations=(*TRAFFIC, "idle")),
     Case("mla-requests-skewed", "mla-target", all_heads, "requests", TRAFFIC),
     Case("mla-requests-one-rank-idle", "mla-draft", all_heads, "requests", TRAFFIC, idle_ranks=(-1,)),
-    Case("deepseek", "mla-target", deepseek, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
-    Case("llama", "mha-target", llama, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
+    Case("deepseek", "mla-deepseek", heads_of_deepseek, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
+    Case("llama", "mha-llama", heads_of_llama, perturbations=TRAFFIC, hidden=512, passes=2, devices=("cuda",)),
 )
 
 VARIED = ("ragged_lengths", "permuted_pages")

@@ -80,7 +80,7 @@ class _Session:
         self.share = self.shares[rank]
 
         self.whole = make_world(self.spec, driver.device)
-        self.truth = Truth(self.whole, scenario.perturbations, scenario.seed)
+        self.truth = Truth(self.whole, scenario.perturbations)
         self.part = self.shares[self.program.heads_of()].world(self.whole)
         self.single, self.backend = factory(self.whole), factory(self.part)
         self.whole_runner, self.runner = (
