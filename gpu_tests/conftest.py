@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     if importlib.util.find_spec("torch") is None and module_path.is_relative_to(HERE):
-        return _NoTorch.from_parent(parent, path=module_path)  # type: ignore[no-any-return]
+        return _NoTorch.from_parent(parent, path=module_path)
     return None
 
 

@@ -101,7 +101,7 @@ class KernelPlug:
     def decode_mla(
         self,
         query: Tensor,
-        kv_cache: Tensor,
+        kv_cache: Tensor | tuple[Tensor, Tensor],
         workspace_buffer: Tensor,
         qk_nope_head_dim: int,
         kv_lora_rank: int,
@@ -112,7 +112,7 @@ class KernelPlug:
         out: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """MLA over a paged latent cache: `query` [B, q, H, L + R] or ragged [tokens, H, L + R] -> [..., H, L]."""
+        """MLA over a latent cache [P, page, L + R]: `query` [B, q, H, L + R] or [tokens, H, L + R] -> [..., H, L]."""
         host = {"max_seq_len": max_seq_len, "query_rows": query.shape[:-2].numel()}
         self._watch("decode_mla", workspace_buffer, block_tables, seq_lens, host, options)
         out = query.new_empty(*query.shape[:-1], kv_lora_rank) if out is None else out

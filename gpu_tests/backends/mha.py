@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class MhaBackend(PagedBackend[MhaMetadata]):
 
     def allocate(self) -> dict[str, Tensor]:
         rows, device = self.spec.max_bs, self.world.device
-        ints = {"dtype": torch.int32, "device": device}
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         n = self.spec.num_draft_tokens
         return {
             "cache_seqlens": torch.zeros(rows, **ints),

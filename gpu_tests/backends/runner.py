@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,7 +122,7 @@ class Runner:
     def _allocate(self, mode: Mode) -> _Buffers:
         spec, device = self.world.spec, self.world.device
         tokens, n = spec.max_bs * spec.tokens_per_row(mode), spec.num_draft_tokens
-        index = {"dtype": self._index_dtype, "device": device}
+        index: dict[str, Any] = {"dtype": self._index_dtype, "device": device}
         return _Buffers(
             req_pool_indices=torch.zeros(spec.max_bs, **index),
             seq_lens=torch.full((spec.max_bs,), self.fill_value, **index),
@@ -136,7 +137,7 @@ class Runner:
 
     def _empty_inputs(self, tokens: int) -> Inputs:
         spec = self.world.spec
-        options = {"dtype": spec.torch_dtype, "device": self.world.device}
+        options: dict[str, Any] = {"dtype": spec.torch_dtype, "device": self.world.device}
         if spec.family == "mla":
             q = torch.zeros(tokens, spec.num_q_heads, spec.qk_nope_head_dim + spec.qk_rope_head_dim, **options)
             return Inputs(q, torch.zeros(tokens, 1, spec.kv_lora_rank + spec.qk_rope_head_dim, **options), None)

@@ -132,4 +132,4 @@ def equal(a: Field, b: Field) -> bool:
     """Same contents, whatever the address."""
     if isinstance(a.value, Tensor) and isinstance(b.value, Tensor):
         return a.value.shape == b.value.shape and torch.equal(a.value, b.value)
-    return type(a.value) is type(b.value) and a.value == b.value
+    return type(a.value) is type(b.value) and bool(a.value == b.value)

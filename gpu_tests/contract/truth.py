@@ -10,6 +10,7 @@ import functools
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,17 +34,18 @@ FILLS = {"dead_nan": math.nan, "dead_inf": math.inf, "dead_huge": 3e4}
 def make_world(spec: WorldSpec, device: torch.device) -> World:
     """A fresh engine: pool, request table, layer."""
     pages = 1 + spec.max_bs * spec.max_pages + SPARE_PAGES
-    one, scales = torch.ones(1, device=device), (0.5, 0.75) if spec.scaled_kv else (1.0, 1.0)
+    # Scales are tensors, so that they can change under a graph.
+    scales: Any = [torch.full((1,), s, device=device) for s in ((0.5, 0.75) if spec.scaled_kv else (1.0, 1.0))]
     if spec.family == "mla":
         kv = empty_mla(
             pages, spec.page_size, kv_lora_rank=spec.kv_lora_rank, qk_rope_head_dim=spec.qk_rope_head_dim,
-            dtype=spec.torch_kv_dtype, device=device, scale=scales[0] * one,
+            dtype=spec.torch_kv_dtype, device=device, scale=scales[0],
         )  # fmt: skip
     else:
         kv = empty_kv(
             pages, spec.page_size, spec.num_kv_heads, spec.head_dim, dtype=spec.torch_kv_dtype, device=device,
             layout=spec.kv_layout, storage=spec.kv_storage, page_gap=spec.head_dim,
-            k_scale=scales[0] * one, v_scale=scales[1] * one,
+            k_scale=scales[0], v_scale=scales[1],
         )  # fmt: skip
     return World(
         spec=spec,
@@ -272,7 +274,7 @@ class Truth:
         page, offset = slots // kv.page_size, slots % kv.page_size
         k, v = kv.k[page, offset].cpu(), kv.v[page, offset].cpu()
         k_scale, v_scale = float(layer.k_scale), float(layer.v_scale)
-        options = {
+        options: dict[str, Any] = {
             "window_left": layer.window_left,
             "mask": tree_mask(self.parents(row.index), end) if row.masked else None,
             "sinks": None if layer.sinks is None else layer.sinks.cpu(),
@@ -299,7 +301,7 @@ def chain(inputs: Inputs, previous: Tensor, spec: WorldSpec) -> Inputs:
 
 
 def _expected_mla(
-    spec: WorldSpec, layer: Layer, q: Tensor, k: Tensor, k_scale: float, scaled: dict[str, object]
+    spec: WorldSpec, layer: Layer, q: Tensor, k: Tensor, k_scale: float, scaled: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """The oracle from the model's definition, the low-precision control absorbed as kernels do it."""
     assert layer.w_kc is not None
@@ -309,7 +311,7 @@ def _expected_mla(
     cached = k[:, 0].double() * k_scale
     oracle = mla_expanded(nope, rope, cached[:, :latent], cached[:, latent:], w_kc, w_vc, scale=layer.scaling).out
     absorbed = torch.cat([per_token(nope, w_kc), rope], dim=-1)
-    return oracle, per_token(low_precision(absorbed, k, k[..., :latent], **scaled), w_vc)  # type: ignore[arg-type]
+    return oracle, per_token(low_precision(absorbed, k, k[..., :latent], **scaled), w_vc)
 
 
 @functools.lru_cache(maxsize=512)

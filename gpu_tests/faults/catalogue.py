@@ -101,7 +101,7 @@ def _register(
     return register
 
 
-def _planted(patched: Any) -> tuple[str, BackendFactory]:
+def _planted(patched: Any) -> tuple[str, Any]:
     """Where the diff is, and a factory of backends that have it."""
     if not inspect.isclass(patched):
         return "arguments of the kernel", functools.partial(_over_kernels, patched)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,7 +73,7 @@ class StaticOutput(MhaBackend):
         super().__init__(world)
         spec = world.spec
         tokens = spec.max_bs * max(spec.tokens_per_row(mode) for mode in spec.modes)
-        options = {"dtype": spec.torch_dtype, "device": world.device}
+        options: dict[str, Any] = {"dtype": spec.torch_dtype, "device": world.device}
         self.out = torch.zeros(tokens, spec.num_q_heads, spec.head_dim, **options)
 
     def forward(self, step: int, inputs: Inputs, batch: Batch) -> Tensor:
