@@ -15,7 +15,7 @@ from torch import Tensor
 from gpu_tests.backends.kernel_plug import COUNTER_BYTES
 from gpu_tests.backends.protocol import Batch, Inputs, Mode, World, WorldSpec
 
-WORKSPACE_BYTES = COUNTER_BYTES + (8 << 20)
+WORKSPACE_BYTES = 32 << 20
 
 MetadataT = TypeVar("MetadataT")
 
