@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -82,7 +83,9 @@ def command(project: Project, name: str) -> None:
     required = {"plan": step.workflow, "run": step.job and step.shard}
     if not required.get(name, "set"):
         raise click.UsageError(f"step {name} reads GitHub's environment and finds none; people use `nightcap {name}`")
-    OUT.mkdir(parents=True, exist_ok=True)
+    # A runner of one's own keeps its workspace: what an earlier job left must not be kept as this one's result.
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
     sys.exit({"plan": _plan, "run": _run, "gate": _gate}[name](project, step))
 
 

@@ -1,0 +1,151 @@
+"""The steps of the generated workflow: what they read from GitHub, what they leave for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.plan import Plan
+
+NIGHTCAP = str(Path(sys.executable).parent / "nightcap")
+RUNNERS = "repository: a/b\npools:\n  cpu: {labels: [ubuntu-24.04], hosted: true, timeout: 1h}\n"
+NIGHTLY = """\
+title: Nightly
+template: nightly
+triggers:
+  schedule: {cron: "17 0 * * *"}
+  dispatch:
+    inputs:
+      model: {description: Which, type: choice, options: [small, large], default: small}
+      fast: {description: Quick, type: boolean, default: true}
+jobs:
+  alpha: {pool: cpu, suites: [alpha], timeout: 10m, file_timeout: 5m, shards: 2}
+  report: {pool: cpu, commands: ['test "$NIGHTCAP_INPUT_MODEL" = large'], timeout: 5m}
+"""
+TEST = 'import pytest\npytestmark = pytest.mark.suite("alpha")\n\n\ndef test_it():\n    pass\n'
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Any:
+    """`step(name, **environment)` runs `nightcap step` as the shared action does."""
+    files = {"workflows/runners.yml": RUNNERS, "workflows/nightly.yml": NIGHTLY}
+    for path, text in {**files, "tests/test_a.py": TEST, "tests/test_b.py": TEST}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def run(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            "NIGHTCAP_WORKFLOW": "nightly", "GITHUB_EVENT_NAME": "workflow_dispatch", "NIGHTCAP_BIN": "ready",
+            "GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+            "NIGHTCAP_LOCKS": str(tmp_path / "locks"), "PATH": os.environ["PATH"], **environment,
+        }  # fmt: skip
+        return subprocess.run(
+            [NIGHTCAP, "step", name], cwd=tmp_path, env=given, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    return run
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """The outputs as GitHub reads them."""
+    found, lines = {}, iter((folder / "output").read_text().splitlines())
+    for line in lines:
+        name, _, delimiter = line.partition("<<")
+        value = []
+        for text in lines:
+            if text == delimiter:
+                break
+            value.append(text)
+        found[name] = "\n".join(value)
+    return found
+
+
+def keep(folder: Path, name: str) -> None:
+    """What the upload and the later download do to `.nightcap/out`."""
+    target = folder / ".nightcap/artifacts" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (folder / ".nightcap/out").rename(target)
+
+
+def test_the_plan_hands_over_jobs_shards_inputs_and_its_hash(step: Any, tmp_path: Path) -> None:
+    inputs = json.dumps({"job_filter": "ALPHA", "model": "large", "fast": False})
+    assert step("plan", NIGHTCAP_INPUTS=inputs).returncode == 0
+    found = outputs(tmp_path)
+    plan = Plan.model_validate_json((tmp_path / ".nightcap/out/plan.json").read_text())
+    assert json.loads(found["jobs"]) == ["alpha"]
+    assert json.loads(found["shards"]) == {"alpha": ["1-of-2", "2-of-2"]}
+    assert json.loads(found["inputs"]) == {"model": "large", "fast": False} == plan.inputs
+    assert found["hash"] == plan.hash
+    assert "| report | not-selected | not named by the filter |" in (tmp_path / "summary").read_text()
+
+
+@pytest.mark.parametrize("given", ["", "null", "{}"])
+def test_a_schedule_has_no_inputs_and_gets_the_defaults(step: Any, tmp_path: Path, given: str) -> None:
+    assert step("plan", GITHUB_EVENT_NAME="schedule", NIGHTCAP_INPUTS=given).returncode == 0
+    assert json.loads(outputs(tmp_path)["inputs"]) == {"model": "small", "fast": True}
+    assert json.loads(outputs(tmp_path)["jobs"]) == ["alpha", "report"]
+
+
+@pytest.mark.parametrize(
+    "text", ["alhpa", 'a"; curl x | sh; "', "${{ secrets.X }}", "a\njobs=[]", "::set-output name=jobs::[]", "x" * 5000]
+)
+def test_a_filter_that_means_nothing_selects_nothing_and_says_why(step: Any, tmp_path: Path, text: str) -> None:
+    done = step("plan", NIGHTCAP_INPUTS=json.dumps({"job_filter": text}))
+    assert done.returncode == 2
+    assert [*outputs(tmp_path)] == ["error"]
+    assert "The plan failed: nothing runs" in (tmp_path / "summary").read_text()
+    assert not [line for line in done.stdout.splitlines() if line.startswith("::") and not line.startswith("::error ")]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_shard_runs_from_the_plan_and_gets_its_inputs(step: Any, tmp_path: Path) -> None:
+    assert step("plan", NIGHTCAP_INPUTS='{"model": "large"}').returncode == 0
+    keep(tmp_path, "plan-a1")
+    report = step("run", NIGHTCAP_JOB="report", NIGHTCAP_SHARD="1-of-1")
+    assert report.returncode == 0, report.stdout + report.stderr
+
+
+def test_a_shard_of_another_tree_refuses_to_start(step: Any, tmp_path: Path) -> None:
+    assert step("plan").returncode == 0
+    keep(tmp_path, "plan-a1")
+    (tmp_path / "tests/test_c.py").write_text(TEST)
+    done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
+    assert done.returncode == 2
+    assert "check out" in done.stderr
+
+
+def test_what_an_earlier_job_left_is_not_kept_as_this_ones_result(step: Any, tmp_path: Path) -> None:
+    (tmp_path / ".nightcap/out").mkdir(parents=True)
+    (tmp_path / ".nightcap/out/journal.jsonl").write_text("old")
+    step("plan", NIGHTCAP_INPUTS='{"job_filter": "alhpa"}')
+    assert not [*(tmp_path / ".nightcap/out").iterdir()]
+
+
+def test_a_rerun_of_failed_jobs_keeps_the_plan_of_the_first_attempt(step: Any, tmp_path: Path) -> None:
+    assert step("plan", NIGHTCAP_INPUTS='{"job_filter": "alpha"}').returncode == 0
+    keep(tmp_path, "plan-a1")
+    for attempt in ("1", "2"):
+        for shard in ("1-of-2", "2-of-2") if attempt == "1" else ("2-of-2",):
+            done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD=shard, GITHUB_RUN_ATTEMPT=attempt)
+            assert done.returncode == 0, done.stdout + done.stderr
+            keep(tmp_path, f"journal-alpha-{shard}-a{attempt}")
+    needs = {"plan": {"result": "success", "outputs": {}}, "alpha": {"result": "success", "outputs": {}},
+             "report": {"result": "skipped", "outputs": {}}}  # fmt: skip
+    done = step("gate", NIGHTCAP_NEEDS=json.dumps(needs), GITHUB_RUN_ATTEMPT="2")
+    assert done.returncode == 0, done.stdout
+    verdict = json.loads((tmp_path / ".nightcap/out/verdict.json").read_text())
+    shards = {shard["id"]: shard["run_attempt"] for job in verdict["jobs"] for shard in job["shards"]}
+    assert shards == {"1-of-2": 1, "2-of-2": 2}
+
+
+def test_without_a_plan_the_gate_is_red(step: Any, tmp_path: Path) -> None:
+    needs = {"plan": {"result": "failure", "outputs": {"error": "nothing matches"}}}
+    done = step("gate", NIGHTCAP_NEEDS=json.dumps(needs))
+    assert done.returncode != 0
+    assert "nothing matches" in done.stdout
