@@ -31,7 +31,12 @@ JOB = """\
     timeout: 2h
     file_timeout: 40m
 """
-HEAD = "title: Nightly {n}\ntemplate: nightly\ntriggers: {{schedule: {{cron: '17 {hour} * * *'}}, dispatch: {{}}}}\njobs:\n"
+HEAD = """\
+title: Nightly {n}
+template: nightly
+triggers: {{schedule: {{cron: '17 {hour} * * *'}}, dispatch: {{}}}}
+jobs:
+"""
 
 JINJA = """\
 import sys, yaml
@@ -87,7 +92,9 @@ def build(root: Path, workflows: int) -> None:
     shutil.copy(ROOT / "workflows/actions.lock.yml", root / "workflows")
     (root / "workflows/runners.yml").write_text(RUNNERS)
     for index in range(JOBS):
-        text = f'import pytest\npytestmark = pytest.mark.suite("suite-{index}", est="60s")\n\n\ndef test_it():\n    pass\n'
+        text = (
+            f'import pytest\npytestmark = pytest.mark.suite("suite-{index}", est="60s")\n\n\ndef test_it():\n    pass\n'
+        )
         (root / f"tests/test_{index}.py").write_text(text)
     for n in range(workflows):
         jobs = "".join(JOB.format(number=f"{n}-{index}", index=index) for index in range(JOBS))

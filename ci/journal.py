@@ -1,7 +1,7 @@
 """The journal: the append-only record of a shard, one JSON event a line, flushed to disk as it happens.
 
-The runner writes it, the gate and the history read it. A reader accepts any prefix: a half-written last line is counted,
-not an error, and everything before it holds.
+The runner writes it, the gate and the history read it. A reader accepts any prefix: a half-written last line is
+counted, not an error, and everything before it holds.
 
 Order within a shard: `shard_started`, then per unit `unit_started`, `collected`, `test_started`/`test_finished`...,
 `unit_finished`, at last `shard_finished`. Whatever is missing says where the shard was when it died. A unit that is run
@@ -94,7 +94,9 @@ class UnitFinished(Event):
     exit_code: int | None = Field(None, description="None when a signal ended it.")
     signal: str = Field("", description="Such as SIGSEGV.")
     seconds: float
-    detail: str = Field("", description="What a person should know: the running test, the stack's file, who held the GPU.")
+    detail: str = Field(
+        "", description="What a person should know: the running test, the stack's file, who held the GPU."
+    )
     failure_class: str = Field("", description="Class of the failure by the classification rules.")
 
 

@@ -123,4 +123,6 @@ def _lines(stream: Iterator[str]) -> Iterator[Line]:
         except json.JSONDecodeError:
             yield Line("", text.rstrip())
             continue
-        yield Line(str(entry.get("job", "")).strip(), str(entry.get("msg", "")).rstrip(), str(entry.get("jobResult", "")))
+        yield Line(
+            str(entry.get("job", "")).strip(), str(entry.get("msg", "")).rstrip(), str(entry.get("jobResult", ""))
+        )

@@ -86,7 +86,9 @@ class PlannedJob(Value):
     env: dict[str, str] = {}
     artifacts: tuple[str, ...] = ()
     shards: tuple[Shard, ...] = ()
-    notes: tuple[str, ...] = Field((), description="What a person should know: allowed empty suites, borrowed durations.")
+    notes: tuple[str, ...] = Field(
+        (), description="What a person should know: allowed empty suites, borrowed durations."
+    )
 
     @property
     def selected(self) -> bool:
@@ -134,9 +136,9 @@ def shard_index(text: str) -> tuple[int, int]:
     """(index from 1, count) of `2/4` or `2-of-4`. Raises ValueError with the allowed forms."""
     for separator in ("/", "-of-"):
         index, found, count = text.partition(separator)
-        if found and index.isascii() and index.isdigit() and count.isascii() and count.isdigit():
-            if 1 <= int(index) <= int(count):
-                return int(index), int(count)
+        numbers = all(part.isascii() and part.isdigit() for part in (index, count))
+        if found and numbers and 1 <= int(index) <= int(count):
+            return int(index), int(count)
     raise ValueError(f"{text!r} is no shard: write it as 2/4 (or 2-of-4), from 1 to the count")
 
 
@@ -197,7 +199,9 @@ def suite_problems(specs: Specs, name: str, catalogue: Catalogue) -> Iterator[Pr
                 yield specs.problem(name, where, f"unknown suite {suite_name!r}", fix)
             elif not suite.files and not (suite.decl and suite.decl.allow_empty):
                 fix = "register a test, remove the suite, or say allow_empty with a reason and an expiry"
-                yield specs.problem(name, where, f"suite {suite_name!r} has no test: the job would be green for nothing", fix)
+                yield specs.problem(
+                    name, where, f"suite {suite_name!r} has no test: the job would be green for nothing", fix
+                )
 
 
 def effective_inputs(workflow: Workflow, given: Mapping[str, object]) -> dict[str, JsonValue]:
@@ -207,7 +211,13 @@ def effective_inputs(workflow: Workflow, given: Mapping[str, object]) -> dict[st
     """
     declared = workflow.triggers.dispatch.inputs if workflow.triggers.dispatch else {}
     problems = [
-        Problem("inputs", 0, one, "unknown input", did_you_mean(one, declared) or f"there are {', '.join(declared) or 'none'}")
+        Problem(
+            "inputs",
+            0,
+            one,
+            "unknown input",
+            did_you_mean(one, declared) or f"there are {', '.join(declared) or 'none'}",
+        )
         for one in given.keys() - declared.keys()
     ]
     values: dict[str, JsonValue] = {}
@@ -262,9 +272,8 @@ def _job(
     elif state == "selected" and not shards:
         state, reason = "empty", "; ".join(_why_empty(suite) for suite in suites)
     if (longest := max((shard.seconds for shard in shards), default=0)) > (job.timeout or 0):
-        notes.append(
-            f"predicted {format_duration(longest)} for a shard is more than the timeout {format_duration(job.timeout or 0)}"
-        )
+        limit = format_duration(job.timeout or 0)
+        notes.append(f"predicted {format_duration(longest)} for a shard is more than the timeout {limit}")
     env = {name: _env_text(value) for name, value in {**workflow.env, **job.env}.items()}
     return PlannedJob(
         key=key,

@@ -36,7 +36,9 @@ def test_any_prefix_holds_every_event_that_was_whole(size: int) -> None:
     journal = parse(text.split("\n"), "x")
     whole = text.count("\n")
     assert journal.events[:whole] == EVENTS[:whole]
-    assert journal.unreadable == (len(journal.events) == whole and not text.endswith("\n") and bool(text.split("\n")[-1]))
+    assert journal.unreadable == (
+        len(journal.events) == whole and not text.endswith("\n") and bool(text.split("\n")[-1])
+    )
 
 
 @settings(max_examples=200)

@@ -11,8 +11,15 @@ from rich.text import Text
 
 WIDE = 200
 STYLES = {
-    "runs": "bold green", "passed": "green", "written": "yellow", "removed": "red", "failed": "bold red",
-    "not selected": "dim", "unchanged": "dim", "disabled": "yellow", "empty": "yellow",
+    "runs": "bold green",
+    "passed": "green",
+    "written": "yellow",
+    "removed": "red",
+    "failed": "bold red",
+    "not selected": "dim",
+    "unchanged": "dim",
+    "disabled": "yellow",
+    "empty": "yellow",
 }
 
 

@@ -52,8 +52,9 @@ def show(plan: Plan) -> None:
     for job in plan.selected:
         for note in job.notes:
             click.echo(f"note: {job.key}: {note}")
-    shards = sum(len(job.shards) for job in plan.selected)
-    click.echo(f"\n{len(plan.selected)} of {len(plan.jobs)} jobs run, in {shards} shard{'s' * (shards != 1)}. Plan {plan.hash}.")
+    count = sum(len(job.shards) for job in plan.selected)
+    shards = f"{count} shard{'s' * (count != 1)}"
+    click.echo(f"\n{len(plan.selected)} of {len(plan.jobs)} jobs run, in {shards}. Plan {plan.hash}.")
 
 
 def _row(job: PlannedJob) -> tuple[str, ...]:

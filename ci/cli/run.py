@@ -23,9 +23,7 @@ from ci.runner.shard import run_shard
 Only = Mapping[tuple[str, str], tuple[str, ...]]
 
 
-@click.command(
-    epilog="Exit codes: 0 passed, 1 a test failed, 3 the host is at fault, 5 nothing ran, 130 interrupted."
-)
+@click.command(epilog="Exit codes: 0 passed, 1 a test failed, 3 the host is at fault, 5 nothing ran, 130 interrupted.")
 @click.argument("job")
 @workflow_option
 @click.option("--shard", "shard_text", metavar="2/4", help="Run one shard.  [default: all, one after the other]")

@@ -70,7 +70,9 @@ def command(
         limit = format_duration(spec.file_timeout)
         click.echo(f"{analysis.longest.id} is predicted to take longer than the file timeout of {limit}.")
     if spec.timeout and analysis.seconds > spec.timeout:
-        click.echo(f"The slowest shard is predicted to take longer than the timeout of {format_duration(spec.timeout)}.")
+        click.echo(
+            f"The slowest shard is predicted to take longer than the timeout of {format_duration(spec.timeout)}."
+        )
 
 
 def _seconds(text: str) -> int:

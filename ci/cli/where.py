@@ -30,7 +30,13 @@ def command(project: Project, test: str, workflow: str | None, as_json: bool) ->
     plan = project.plan(project.workflow(workflow), "schedule", "all")
     found = _places(plan, test)
     if not found:
-        known = {name for job in plan.jobs for shard in job.shards for unit in shard.units for name in (unit.path, *unit.tests)}
+        known = {
+            name
+            for job in plan.jobs
+            for shard in job.shards
+            for unit in shard.units
+            for name in (unit.path, *unit.tests)
+        }
         click.echo(f"no job runs {test}. {did_you_mean(test, known)}".rstrip(), err=True)
         sys.exit(EXIT_FAILED)
     if as_json:

@@ -1,7 +1,8 @@
 """specs + templates + lock of actions -> the text of every generated file. Pure: no clock, no environment, no network.
 
-Templates use ERB's delimiters, which meet neither `${{ }}` nor `${#x}` nor `[[ ]]` of the shell, and StrictUndefined. Each
-value passes the filter `yaml` (a scalar or a flow collection on one line) or `block(indent)` (a text of several lines).
+Templates use ERB's delimiters, which meet neither `${{ }}` nor `${#x}` nor `[[ ]]` of the shell, and StrictUndefined.
+Each value passes the filter `yaml` (a scalar or a flow collection on one line) or `block(indent)` (a text of several
+lines).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _environment(root: Path, lock: Mapping[str, str]) -> Environment:
         comment_end_string="%>",
         trim_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - YAML, escaped by the filters
+        autoescape=False,
     )
     environment.filters["yaml"] = scalar
     environment.filters["block"] = block
@@ -152,7 +153,9 @@ def _lock(root: Path) -> dict[str, str]:
         if isinstance(sha, str) and _SHA.fullmatch(sha) and isinstance(version, str):
             lock[name] = f"{name}@{sha} # {version}"
         else:
-            problems.append(Problem(LOCK, document.line((name,)), name, "needs `sha` (40 hexadecimal digits, quoted) and `version`"))
+            problems.append(
+                Problem(LOCK, document.line((name,)), name, "needs `sha` (40 hexadecimal digits, quoted) and `version`")
+            )
     if problems or not lock:
         raise SpecError(problems or [Problem(LOCK, 0, "", "holds no action")])
     return lock

@@ -2,8 +2,8 @@
 
 Pure functions from the spec; the expressions of the generated workflow are all written here. Two traps of GitHub's `if`
 shape them. A condition without a status function means `success() && (...)`, and success() looks at all ancestors, so a
-job behind one that the filter skipped needs `!cancelled()` (actions/runner#491). Text outside `${{ }}` makes the whole a
-non-empty string, which is true (actions/runner#1173), so a condition is always one expression.
+job behind one that the filter skipped needs `!cancelled()` (actions/runner#491). Text outside `${{ }}` makes the whole
+a non-empty string, which is true (actions/runner#1173), so a condition is always one expression.
 """
 
 from __future__ import annotations

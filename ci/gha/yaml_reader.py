@@ -32,12 +32,8 @@ _TAG = "tag:yaml.org,2002:"
 _BOOL = {word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")}
 _NULL = {"", "~", "null", "Null", "NULL"}
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(
-    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
-)
-_UNREADABLE = re.compile(
-    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_UNREADABLE = re.compile("[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 """Control characters, lone surrogates, and U+0085, U+2028, U+2029: line breaks in YAML 1.1, text in 1.2."""
 
 
@@ -221,9 +217,7 @@ class _Reader:
             if event.anchor:
                 self.anchors[event.anchor] = key, _Place(_line(event), {})
             if event.implicit[0] and key == "<<":
-                self.problems.append(
-                    (_line(event), "GitHub does not support the merge key <<; write the keys")
-                )
+                self.problems.append((_line(event), "GitHub does not support the merge key <<; write the keys"))
             if event.implicit[0] and key == "":
                 self.problems.append((_line(event), "a key is empty"))
         else:

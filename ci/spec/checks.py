@@ -120,15 +120,11 @@ def _inputs(spec: Checked) -> Iterator[Finding]:
     inputs = triggers.dispatch.inputs if triggers.dispatch else {}
     path: Path = ("triggers", "dispatch", "inputs")
     if len(inputs) >= DISPATCH_INPUTS:
-        message = (
-            f"{len(inputs)} inputs and {JOB_FILTER} are {len(inputs) + 1}; GitHub takes {DISPATCH_INPUTS}"
-        )
+        message = f"{len(inputs)} inputs and {JOB_FILTER} are {len(inputs) + 1}; GitHub takes {DISPATCH_INPUTS}"
         yield Finding(path, message, "drop some, or join some into one text")
     for name, item in inputs.items():
         if name.lower() == JOB_FILTER:
-            yield Finding(
-                (*path, name), "this input is always there: it holds the filter", "drop it or rename it"
-            )
+            yield Finding((*path, name), "this input is always there: it holds the filter", "drop it or rename it")
         yield from _options((*path, name), item)
         yield from _default((*path, name), item, scheduled=bool(triggers.schedules))
 
@@ -198,18 +194,14 @@ def _names(spec: Checked) -> Iterator[Finding]:
             elif alias.lower() in owner:
                 taken = owner[alias.lower()]
                 whose = "this job" if taken == key else f"the job {shown(taken)}"
-                yield Finding(
-                    path, f"the alias {shown(alias)} already names {whose} (case is ignored)", "drop it"
-                )
+                yield Finding(path, f"the alias {shown(alias)} already names {whose} (case is ignored)", "drop it")
             owner.setdefault(alias.lower(), key)
 
 
 def _pool(spec: Checked, path: Path, job: Job) -> Iterator[Finding]:
     if job.pool is None:
         pools = ", ".join(sorted(spec.pools))
-        yield Finding(
-            (*path, "pool"), "the job names no pool, and neither do the defaults", f"one of {pools}"
-        )
+        yield Finding((*path, "pool"), "the job names no pool, and neither do the defaults", f"one of {pools}")
     elif job.pool not in spec.pools:
         near = did_you_mean(job.pool, spec.pools) or f"one of {', '.join(sorted(spec.pools))}"
         yield Finding((*path, "pool"), f"unknown pool {shown(job.pool)}", near)
@@ -232,17 +224,13 @@ def _work(path: Path, job: Job, written: Job) -> Iterator[Finding]:
             yield Finding((*path, field), f"{field} means nothing for a job with commands", "drop it")
     for index, suite in enumerate(job.suites):
         if suite in job.suites[:index]:
-            yield Finding(
-                (*path, "suites", index), f"the suite {shown(suite)} stands here twice", "write it once"
-            )
+            yield Finding((*path, "suites", index), f"the suite {shown(suite)} stands here twice", "write it once")
 
 
 def _times(spec: Checked, path: Path, job: Job) -> Iterator[Finding]:
     pool = spec.pools.get(job.pool or "")
     if job.timeout is None:
-        yield Finding(
-            (*path, "timeout"), "missing, here and in the defaults", "add one, such as `timeout: 2h`"
-        )
+        yield Finding((*path, "timeout"), "missing, here and in the defaults", "add one, such as `timeout: 2h`")
     elif pool:
         limit, where = _platform_limit(pool)
         if pool.timeout is not None and pool.timeout < limit:
@@ -254,9 +242,7 @@ def _times(spec: Checked, path: Path, job: Job) -> Iterator[Finding]:
         fix = "add one, such as `file_timeout: 40m`; a file that hangs is stopped then"
         yield Finding((*path, "file_timeout"), "missing, here and in the defaults", fix)
     elif job.suites and job.timeout is not None and (job.file_timeout or 0) >= job.timeout:
-        message = (
-            f"{format_duration(job.file_timeout or 0)} is not below the job's {format_duration(job.timeout)}"
-        )
+        message = f"{format_duration(job.file_timeout or 0)} is not below the job's {format_duration(job.timeout)}"
         fix = "lower file_timeout or raise timeout, so that a hanging file is stopped and reported in time"
         yield Finding((*path, "file_timeout"), message, fix)
 

@@ -103,9 +103,7 @@ def _parse(text: str) -> list[_Term]:
     """The terms of a filter; none for all jobs."""
     if len(text) > MAX_CHARACTERS:
         start = shown(text[:40])
-        raise FilterError(
-            [f"the filter has {len(text):,} characters, at most {MAX_CHARACTERS:,}: {start}..."]
-        )
+        raise FilterError([f"the filter has {len(text):,} characters, at most {MAX_CHARACTERS:,}: {start}..."])
     if bad := next((char for char in text if char != " " and not char.isprintable()), None):
         allowed = "it may hold spaces and printable characters"
         raise FilterError([f"the filter {shown(text)} has the character U+{ord(bad):04X}; {allowed}"])
@@ -154,14 +152,10 @@ def _refuse_idle(terms: list[_Term], workflow: Workflow) -> None:
 def _hint(term: _Term, workflow: Workflow) -> str:
     """The names nearest to a term that finds no job."""
     jobs = workflow.jobs
-    names = {
-        facet: sorted({name for job in jobs.values() for name in of(job)}) for facet, of in _FACETS.items()
-    }
+    names = {facet: sorted({name for job in jobs.values() for name in of(job)}) for facet, of in _FACETS.items()}
     names[""] = [*jobs, *(alias for job in jobs.values() for alias in job.aliases)]
     known = names[term.prefix]
-    elsewhere = [
-        f"{facet}:{term.pattern}" for facet in _FACETS if not term.prefix and term.pattern in names[facet]
-    ]
+    elsewhere = [f"{facet}:{term.pattern}" for facet in _FACETS if not term.prefix and term.pattern in names[facet]]
     parts = [name for name in known if len(term.pattern) > 2 and term.pattern.strip("*?") in name.lower()]
     near = [*elsewhere, *nearest(term.pattern, known), *parts]
     if near:
@@ -171,14 +165,10 @@ def _hint(term: _Term, workflow: Workflow) -> str:
         return f"did you mean {', '.join(map(repr, full[:4]))}?"
     if " " in term.pattern:
         return "terms stand between commas"
-    return (
-        f"there are {', '.join(known[:20])}{' ...' if len(known) > 20 else ''}" if known else "no job has one"
-    )
+    return f"there are {', '.join(known[:20])}{' ...' if len(known) > 20 else ''}" if known else "no job has one"
 
 
-def _why_nothing(
-    terms: list[_Term], workflow: Workflow, selected: list[str], reasons: Mapping[str, str]
-) -> str:
+def _why_nothing(terms: list[_Term], workflow: Workflow, selected: list[str], reasons: Mapping[str, str]) -> str:
     """What became of the jobs that the terms name."""
     naming = [term for term in terms if not term.removes]
     told = []

@@ -48,9 +48,7 @@ class Specs:
 def load(root: Path, *, today: date) -> Specs:
     """The specs under `root`; `today` decides what has expired. Raises SpecError with all problems."""
     if not (root / FOLDER).is_dir():
-        raise SpecError(
-            [Problem(FOLDER, 0, "", "no such folder", "run `nightcap init` to write first specs")]
-        )
+        raise SpecError([Problem(FOLDER, 0, "", "no such folder", "run `nightcap init` to write first specs")])
     problems = [*_stray_files(root / FOLDER)]
     fleet, pools = _load_fleet(root, problems)
     workflows: dict[str, Workflow] = {}
@@ -199,9 +197,7 @@ def _is_covered(path: yaml_reader.Path, reported: set[yaml_reader.Path]) -> bool
     return any(path[: len(other)] == other[: len(path)] for other in reported)
 
 
-def _new(
-    document: Document, findings: Iterable[Finding], reported: set[yaml_reader.Path]
-) -> Iterator[Problem]:
+def _new(document: Document, findings: Iterable[Finding], reported: set[yaml_reader.Path]) -> Iterator[Problem]:
     for finding in findings:
         if not _is_covered(finding.path, reported):
             yield _problem(document, finding)

@@ -137,16 +137,12 @@ class Pool(Model):
     """Identical runners behind one set of labels."""
 
     labels: list[Text] = Field(min_length=1, description="Every label that `runs-on` asks for.")
-    hosted: StrictBool = Field(
-        False, description="True for GitHub's own machines (6 h a job in place of 5 days)."
-    )
+    hosted: StrictBool = Field(False, description="True for GitHub's own machines (6 h a job in place of 5 days).")
     gpus: StrictInt = Field(0, ge=0, le=1024, description="GPUs that a job of this pool owns.")
     sm: StrictInt | None = Field(None, ge=10, le=999, description="SM version, such as 90 for Hopper.")
     memory_gib: StrictInt | None = Field(None, ge=1, description="Memory of one GPU in GiB.")
     machines: StrictInt = Field(1, ge=1, description="Machines in the pool.")
-    timeout: Duration | None = Field(
-        None, description="The longest that a job may hold a machine of this pool."
-    )
+    timeout: Duration | None = Field(None, description="The longest that a job may hold a machine of this pool.")
     setup: list[Text] = Field([], description="Commands run before the tests, in bash with -eo pipefail.")
     container: Container | None = None
 
@@ -247,9 +243,7 @@ class SuiteDecl(Model):
     gpus: StrictInt = Field(0, ge=0, description="GPUs that the suite needs.")
     min_sm: StrictInt | None = Field(None, ge=10, description="Lowest SM version that the suite runs on.")
     est: Duration | None = Field(None, description="Expected time of one file without a measurement.")
-    allow_empty: Allowance | None = Field(
-        None, description="Accept that the suite has no test, until a date."
-    )
+    allow_empty: Allowance | None = Field(None, description="Accept that the suite has no test, until a date.")
 
 
 class AutoShards(Model):
@@ -276,18 +270,14 @@ class Job(Model):
 
     pool: Name | None = Field(None, description="Pool of `runners.yml` on which it runs.")
     suites: list[Name] = Field([], description="Suites that it runs, in order.")
-    commands: list[Text] = Field(
-        [], description="Plain commands in place of suites, in bash with -eo pipefail."
-    )
+    commands: list[Text] = Field([], description="Plain commands in place of suites, in bash with -eo pipefail.")
     after: After | None = None
     select: Literal["filter", "always"] = Field(
         "filter", description="`always`: runs whatever the filter selects, unless a `!term` removes it."
     )
     aliases: list[Name] = Field([], description="Other or older names that filters know; they may begin with a digit.")
     tags: list[JobTag] = Field([], description="Words that group jobs, for the filter `tag:WORD`.")
-    timeout: Duration | None = Field(
-        None, description="Time limit of one shard, set-up included; at most the pool's."
-    )
+    timeout: Duration | None = Field(None, description="Time limit of one shard, set-up included; at most the pool's.")
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
     shards: Annotated[
         Annotated[StrictInt, Field(ge=1, le=256), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],

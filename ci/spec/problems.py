@@ -59,6 +59,4 @@ def shown(value: object) -> str:
 def nearest(word: str, known: Iterable[str], *, most: int = 3) -> Sequence[str]:
     """The names nearest to `word`, best first, by edit similarity; case is ignored."""
     by_lower = {name.lower(): name for name in sorted(known)}
-    return [
-        by_lower[near] for near in difflib.get_close_matches(word.lower()[:200], by_lower, n=most, cutoff=0.6)
-    ]
+    return [by_lower[near] for near in difflib.get_close_matches(word.lower()[:200], by_lower, n=most, cutoff=0.6)]

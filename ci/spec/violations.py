@@ -88,14 +88,7 @@ def _sentence(details: ErrorDetails, fields: list[FieldInfo]) -> tuple[str, str]
         case "string_type":
             quote = "put it in quotes" if isinstance(value, bool | int | float) else about
             return f"{shown(value)} is not text", quote
-        case (
-            "int_type"
-            | "bool_type"
-            | "list_type"
-            | "dict_type"
-            | "model_type"
-            | "model_attributes_type" as kind
-        ):
+        case "int_type" | "bool_type" | "list_type" | "dict_type" | "model_type" | "model_attributes_type" as kind:
             return f"{shown(value)} is not {_KINDS[kind]}", _example(kind, value) or about
         case "literal_error":
             allowed = [name.strip("'") for name in context["expected"].replace(" or ", ", ").split(", ")]

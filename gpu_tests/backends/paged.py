@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gpu_tests.backends.kernel_plug import COUNTER_BYTES
 from gpu_tests.backends.protocol import Batch, Inputs, Mode, World, WorldSpec
 
 WORKSPACE_BYTES = 32 << 20

@@ -91,6 +91,7 @@ Nightly = Callable[..., Outcome]
 @pytest.fixture
 def nightly(tmp_path: Path) -> Nightly:
     """`nightly(event, filter, tests={path: text}, command=...)` builds the repository, generates and runs it."""
+
     def run(
         event: str, filter_text: str = "all", *, tests: Mapping[str, str] | None = None, command: str = "echo done"
     ) -> Outcome:

@@ -69,7 +69,7 @@ def test_a_wrong_call_says_what_is_allowed(
         ("workflows/actions.lock.yml", b"\xff", "workflows/actions.lock.yml: is not UTF-8"),
         ("workflows/actions.lock.yml", b"actions/checkout: {sha: v6}\n", "needs `sha`"),
         ("workflows/actions.lock.yml", b": : :", "workflows/actions.lock.yml:1"),
-        ("tests/test_kernels.py", b"def test(:\n", "tests/test_kernels.py:1: is not valid Python"),
+        ("tests/test_kernels.py", b"# suite kernels\ndef test(:\n", "tests/test_kernels.py:2: is not valid Python"),
         ("templates/nightly.yml.j2", b"\n<%= nothing %>\n", "templates/nightly.yml.j2:2: 'nothing' is undefined"),
         ("templates/nightly.yml.j2", b"\n\n<% if %>\n", "templates/nightly.yml.j2:3: "),
         ("templates/nightly.yml.j2", b"<%= workflow.nothing %>", "has no attribute 'nothing'"),

@@ -30,14 +30,14 @@ def test_a_condition_over_many_jobs_is_too_long(repository: Repository) -> None:
 
 
 def test_a_long_command_is_too_long(repository: Repository) -> None:
-    report = f"  report: {{pool: cpu, commands: [\"echo {'x' * 21_000}\"], timeout: 5m}}\n"
+    report = f'  report: {{pool: cpu, commands: ["echo {"x" * 21_000}"], timeout: 5m}}\n'
     assert "GitHub takes at most 21,000" in found(repository, NIGHTLY + report)
 
 
 def test_a_workflow_above_500_kb_is_too_large(repository: Repository) -> None:
     specs, _ = repository()
     large = Generated(".github/workflows/nightly.yml", "x" * 600_000)
-    assert "GitHub reads at most 512,000" in str(list(problems(specs, [large]))[0])
+    assert "GitHub reads at most 512,000" in str(next(problems(specs, [large])))
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ def workflows(tree: Path) -> list[str]:
 @pytest.mark.parametrize("tree", EXAMPLES, indirect=True)
 def test_jactionlint_pedantic_finds_nothing(tree: Path) -> None:
     action = ".github/actions/nightcap/action.yml"
-    lint(tree, "jactionlint", "--profile", "pedantic", "--shellcheck", str(BIN / "shellcheck"), *workflows(tree), action)
+    lint(
+        tree, "jactionlint", "--profile", "pedantic", "--shellcheck", str(BIN / "shellcheck"), *workflows(tree), action
+    )
 
 
 @pytest.mark.parametrize("tree", EXAMPLES, indirect=True)

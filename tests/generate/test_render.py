@@ -86,18 +86,14 @@ def test_every_job_has_a_time_limit_a_unique_name_and_no_credentials(repository:
 @given(title=st.text(st.characters(codec="utf-8"), min_size=1, max_size=80).filter(str.strip))
 def test_any_title_survives_spec_yaml_and_githubs_reading(repository: Repository, title: str) -> None:
     spec = NIGHTLY.replace("title: Nightly", f"title: {scalar(title)}")
-    try:
-        text = workflow(repository, spec)
-    except SpecError as error:
-        assert "title" in str(error)
-        return
-    assert text["name"] == title
+    assert workflow(repository, spec)["name"] == title
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "echo ${{ secrets.X }}", "[[ -f a ]] && echo ${#ARR[@]}", "{% raw %}", "a: b # c", "- x", "  leading", "tab\there",
+        "echo ${{ secrets.X }}", "[[ -f a ]] && echo ${#ARR[@]}", "{% raw %}", "a: b # c", "- x", "  leading",
+        "tab\there",
         "trailing \nnext", "cat <<EOF\nhello\nEOF", "echo 'ü🎉'", "1e3", "on", "012",
     ],
 )  # fmt: skip
@@ -161,7 +157,10 @@ def test_a_wrong_template_is_an_error_with_its_place(repository: Repository, tex
 @pytest.mark.parametrize(
     ("lock", "message"),
     [
-        ("actions/checkout: {sha: v6, version: v6.0.2}\n", "workflows/actions.lock.yml:1: actions/checkout: needs `sha`"),
+        (
+            "actions/checkout: {sha: v6, version: v6.0.2}\n",
+            "workflows/actions.lock.yml:1: actions/checkout: needs `sha`",
+        ),
         ("a: [\n", "workflows/actions.lock.yml:2"),
         ("", "holds no action"),
     ],

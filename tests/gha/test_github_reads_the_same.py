@@ -24,9 +24,7 @@ def read_with_github(texts: list[str]) -> list[Any]:
     if not (HERE.parent / "engine" / "node_modules").is_dir():
         pytest.fail("GitHub's engine is not installed: run `make test`, or `npm ci` in tests/engine")
     command = ["node", str(HERE / "read_with_github.mjs")]
-    done = subprocess.run(
-        command, input=json.dumps(texts), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     values: list[Any] = json.loads(done.stdout)
     return values

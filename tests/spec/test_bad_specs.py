@@ -29,8 +29,6 @@ def messages(case: Path, root: Path) -> str:
     return f"{caught.value}\n"
 
 
-@pytest.mark.parametrize(
-    "case", sorted(path for path in CASES.iterdir() if path.is_dir()), ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", sorted(path for path in CASES.iterdir() if path.is_dir()), ids=lambda c: c.name)
 def test_the_message_is_exact(case: Path, tmp_path: Path) -> None:
     assert messages(case, tmp_path) == (case / "expected.txt").read_text(encoding="utf-8")

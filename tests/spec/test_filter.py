@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ci.spec.filter import Selection
+from ci.spec.filter import Selection, select
 from ci.spec.models import Workflow
-from ci.spec.filter import select
 from ci.spec.problems import FilterError
 
 WORKFLOW = Workflow.model_validate(
@@ -144,9 +143,7 @@ def test_a_job_that_always_runs_is_removed_by_name_alone() -> None:
         ("*a" * 1000, ["matches no job"]),
     ],
 )
-def test_a_filter_that_names_nothing_is_refused_with_the_nearest_names(
-    text: str, problems: list[str]
-) -> None:
+def test_a_filter_that_names_nothing_is_refused_with_the_nearest_names(text: str, problems: list[str]) -> None:
     with pytest.raises(FilterError) as caught:
         select(text, WORKFLOW)
     assert len(caught.value.problems) == len(problems)

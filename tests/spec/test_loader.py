@@ -69,9 +69,7 @@ def test_a_folder_of_specs_is_loaded_with_defaults_applied(root: Path) -> None:
 def test_later_checks_can_name_a_line(root: Path) -> None:
     specs = load(root, today=TODAY)
     problem = specs.problem("nightly", ("jobs", "attention", "suites", 0), "unknown suite 'mla'", "write it")
-    assert problem == Problem(
-        "workflows/nightly.yml", 9, "jobs.attention.suites[0]", "unknown suite 'mla'", "write it"
-    )
+    assert problem == Problem("workflows/nightly.yml", 9, "jobs.attention.suites[0]", "unknown suite 'mla'", "write it")
 
 
 def test_the_specs_of_this_repository_load() -> None:
@@ -79,9 +77,7 @@ def test_the_specs_of_this_repository_load() -> None:
 
 
 def test_a_repository_without_specs_is_told_how_to_begin(tmp_path: Path) -> None:
-    assert problems(tmp_path) == [
-        "workflows: no such folder\n    fix: run `nightcap init` to write first specs"
-    ]
+    assert problems(tmp_path) == ["workflows: no such folder\n    fix: run `nightcap init` to write first specs"]
     (tmp_path / "workflows").mkdir()
     assert problems(tmp_path) == [
         "workflows/runners.yml: no such file\n"
