@@ -40,6 +40,7 @@ from benchmarks import attention_report
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.cuda import CUDAGraph
 
     Launch = Callable[[int], Tensor]
     """Runs the kernel on the KV set of that index; returns the output."""
@@ -82,25 +83,26 @@ class Case:
 
 
 CASES = [
-    Case(16, 0, 1, 32768, 64, 1),
-    Case(16, 0, 16, 2048, 64, 1),
     Case(16, 0, 32, 8192, 64, 1),
-    Case(16, 0, 32, 8192, 32, 1),
-    Case(16, 0, 128, 4096, 64, 1),
-    Case(16, 0, 64, 8192, 64, 1, varied=True),
     Case(16, 0, 32, 8192, 64, 4),
-    Case(128, 0, 1, 32768, 64, 1),
     Case(128, 0, 32, 8192, 64, 1),
+    Case(16, 0, 1, 32768, 64, 1),
+    Case(16, 0, 64, 8192, 64, 1, varied=True),
+    Case(64, 8, 32, 8192, 32, 1),
+    Case(64, 8, 32, 8192, 32, 4),
+    Case(64, 8, 64, 8192, 32, 1, varied=True),
+    Case(128, 0, 1, 32768, 64, 1),
     Case(128, 0, 128, 4096, 64, 1),
+    Case(16, 0, 128, 4096, 64, 1),
+    Case(16, 0, 16, 2048, 64, 1),
+    Case(16, 0, 32, 8192, 32, 1),
     Case(128, 0, 16, 4096, 64, 4, varied=True),
     Case(64, 8, 1, 32768, 32, 1),
     Case(64, 8, 16, 2048, 32, 1),
-    Case(64, 8, 32, 8192, 32, 1),
-    Case(64, 8, 32, 8192, 16, 1, layout="NHD"),
     Case(64, 8, 128, 4096, 32, 1),
-    Case(64, 8, 64, 8192, 32, 1, varied=True),
-    Case(64, 8, 32, 8192, 32, 4),
+    Case(64, 8, 32, 8192, 16, 1, layout="NHD"),
 ]
+"""The first eight have an aim: they are measured even if time runs out."""
 
 
 class Workload:
@@ -236,7 +238,35 @@ def _ours(workload: Workload, backend: str) -> Launch:
     )
 
 
-def capture(launch: Launch, num_sets: int, launches: int) -> Callable[[], None]:
+@dataclass(frozen=True)
+class Captured:
+    """A graph of `launches` launches.
+
+    `launch` is kept although it is not called again: buffers that it alone holds (a workspace, an LSE) are
+    written at every replay, a graph does not own what was allocated before its capture, and the next capture
+    gives unused memory back to the driver.
+    """
+
+    graph: CUDAGraph
+    launch: Launch
+    launches: int
+
+    def microseconds(self) -> float:
+        """Median over `REPLAYS` replays of the time per launch."""
+        import torch
+
+        times = []
+        for _ in range(REPLAYS):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self.graph.replay()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop) * 1000 / self.launches)
+        return statistics.median(times)
+
+
+def capture(launch: Launch, num_sets: int, launches: int) -> Captured:
     """A graph of `launches` launches over the KV sets in turn; it was run once, so everything is compiled."""
     import torch
 
@@ -247,30 +277,16 @@ def capture(launch: Launch, num_sets: int, launches: int) -> Callable[[], None]:
         for index in range(launches):
             launch(index % num_sets)
     graph.replay()
-    return graph.replay
+    torch.cuda.synchronize()
+    return Captured(graph, launch, launches)
 
 
-def microseconds(replay: Callable[[], None], launches: int) -> float:
-    """Median over `REPLAYS` replays of the time per launch."""
-    import torch
-
-    times = []
-    for _ in range(REPLAYS):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) * 1000 / launches)
-    return statistics.median(times)
-
-
-def rounds(replays: dict[str, tuple[Callable[[], None], int]]) -> dict[str, list[float]]:
+def rounds(captured: dict[str, Captured]) -> dict[str, list[float]]:
     """`ROUNDS` figures a kernel, the kernels in turn, so that a drift of the clock meets all of them."""
-    figures: dict[str, list[float]] = {name: [] for name in replays}
+    figures: dict[str, list[float]] = {name: [] for name in captured}
     for _ in range(ROUNDS):
-        for name, (replay, launches) in replays.items():
-            figures[name].append(microseconds(replay, launches))
+        for name, graph in captured.items():
+            figures[name].append(graph.microseconds())
     return figures
 
 
@@ -281,11 +297,11 @@ def measure_limits() -> dict[str, float]:
     from benchmarks.read_bandwidth import read_all
 
     data = torch.randn(2**30, device="cuda")
-    replays = {f"read {warps}": (capture(read_all(data, warps), 1, 2), 2) for warps in (4, 8, 16)}
+    graphs = {f"read {warps}": capture(read_all(data, warps), 1, 2) for warps in (4, 8, 16)}
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
-    replays["matmul"] = (capture(lambda _: torch.mm(a, b, out=product), 1, 8), 8)
-    figures = {name: statistics.median(times) for name, times in rounds(replays).items()}
+    graphs["matmul"] = capture(lambda _: torch.mm(a, b, out=product), 1, 8)
+    figures = {name: statistics.median(times) for name, times in rounds(graphs).items()}
     fastest_read = min(time for name, time in figures.items() if name.startswith("read"))
     return {
         "read_gb_per_s": data.numel() * 4 / fastest_read / 1e3,
@@ -303,13 +319,13 @@ def measure(case: Case, limits: dict[str, float], l2_bytes: int) -> Iterator[dic
     )
     kernels = our_kernels(case) | attention_flashinfer.kernels(case) | attention_torch.kernels(case)
     records: dict[str, dict[str, object]] = {}
-    replays: dict[str, tuple[Callable[[], None], int]] = {}
+    graphs: dict[str, Captured] = {}
     for name, build in kernels.items():
         records[name] = {"case": {"family": case.family, **asdict(case)}, "kernel": name}
         workload.out.fill_(math.nan)
         try:
             launch = build(workload)
-            replay = capture(launch, len(workload.kv_sets), workload.launches)
+            graph = capture(launch, len(workload.kv_sets), workload.launches)
             produced = launch(0)  # the replay ended on another KV set
             workload.out.copy_(produced.reshape(workload.out.shape))
         except Exception as error:  # a vendor's kernel that does not run here is a result too
@@ -317,8 +333,8 @@ def measure(case: Case, limits: dict[str, float], l2_bytes: int) -> Iterator[dic
             continue
         records[name]["error"] = workload.error()
         if workload.error() <= ERROR_LIMIT:
-            replays[name] = (replay, workload.launches)
-    times_of = rounds(replays)
+            graphs[name] = graph
+    times_of = rounds(graphs)
     flashinfer = [statistics.median(times) for name, times in times_of.items() if name.startswith("FlashInfer")]
     for name, times in times_of.items():
         median = statistics.median(times)
@@ -357,19 +373,16 @@ def machine() -> dict[str, object]:
     }
 
 
-def run(cases: list[Case]) -> dict[str, object]:
+def run(cases: list[Case], path: Path) -> None:
+    """Measure the cases in order; `path` holds what is done after each, so that a time limit loses one."""
     from benchmarks import attention_flashinfer
 
+    attention_flashinfer.build(cases)
     about = machine()
     limits = measure_limits()
     print(f"{about['card']}: {json.dumps(limits)}", flush=True)
-    attention_flashinfer.build(cases)
-    records = []
-    for case in cases:
-        for record in measure(case, limits, int(str(about["l2_bytes"]))):
-            records.append(record)
-            print(attention_report.line(record), flush=True)
-    return {
+    records: list[dict[str, object]] = []
+    result = {
         "benchmark": "attention-decode",
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": about,
@@ -377,6 +390,12 @@ def run(cases: list[Case]) -> dict[str, object]:
         "not_measured": attention_flashinfer.not_measured(),
         "records": records,
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        for record in measure(case, limits, int(str(about["l2_bytes"]))):
+            records.append(record)
+            print(attention_report.line(record), flush=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -398,9 +417,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks.attention: needs an NVIDIA GPU; torch sees none", file=sys.stderr)
         return 2
-    result = run([case for case in CASES if arguments.only in (None, case.family)])
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    run([case for case in CASES if arguments.only in (None, case.family)], arguments.json)
     return 0
 
 
