@@ -27,6 +27,9 @@ from ci.suites.sharding import Item, assign, count_for
 SCHEMA = 1
 """Version of the JSON of a plan; raised when an older reader would misunderstand it."""
 
+INPUT_CHARACTERS = 4_000
+"""Text in the inputs of a run: the gate receives it in one variable, beside all results and shards."""
+
 State = Literal["selected", "not-selected", "disabled", "empty"]
 Kind = Literal["pytest", "script", "command"]
 
@@ -207,7 +210,7 @@ def suite_problems(specs: Specs, name: str, catalogue: Catalogue) -> Iterator[Pr
 def effective_inputs(workflow: Workflow, given: Mapping[str, object]) -> dict[str, JsonValue]:
     """Every input of a manual run with its value or its default, typed, whatever the event.
 
-    Raises SpecError for an unknown input, a missing required one and a value of another type.
+    Raises SpecError for an unknown input, a missing required one, a value of another type and too long texts.
     """
     declared = workflow.triggers.dispatch.inputs if workflow.triggers.dispatch else {}
     problems = [
@@ -231,6 +234,9 @@ def effective_inputs(workflow: Workflow, given: Mapping[str, object]) -> dict[st
             values[one] = _typed(spec, value)
         except ValueError as error:
             problems.append(Problem("inputs", 0, one, f"{value!r} {error}"))
+    if (length := sum(len(value) for value in values.values() if isinstance(value, str))) > INPUT_CHARACTERS:
+        message = f"{length:,} characters in all, at most {INPUT_CHARACTERS:,}"
+        problems.append(Problem("inputs", 0, "", message, "put long text into a file of the repository"))
     if problems:
         raise SpecError(problems)
     return values
@@ -244,7 +250,10 @@ def _typed(spec: Input, value: object) -> JsonValue:
             raise ValueError("is no boolean: write true or false")
         return text.lower() == "true"
     if spec.type == "number":
-        number = float(text or 0)
+        try:
+            number = float(text or 0)
+        except ValueError:
+            number = math.nan
         if not math.isfinite(number):
             raise ValueError("is no finite number")
         return int(number) if number.is_integer() else number

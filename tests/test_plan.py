@@ -194,6 +194,18 @@ def test_all_wrong_inputs_are_named_at_once() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("value", ["nan", "1e999", "-inf", "three"])
+def test_an_input_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(SpecError, match=f"'{value}' is no finite number$"):
+        effective_inputs(WITH_INPUTS, {"count": value})
+
+
+def test_inputs_longer_than_the_gate_can_receive_are_refused() -> None:
+    assert effective_inputs(WITH_INPUTS, {"note": "x" * 3_900})["note"] == "x" * 3_900
+    with pytest.raises(SpecError, match="characters in all, at most 4,000"):
+        effective_inputs(WITH_INPUTS, {"note": "x" * 4_001})
+
+
 @settings(max_examples=200)
 @given(st.text(max_size=12) | st.from_regex(r"[0-9]{1,3}(/|-of-)[0-9]{1,3}", fullmatch=True))
 def test_a_shard_is_read_or_refused_never_guessed(text: str) -> None:

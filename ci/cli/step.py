@@ -106,7 +106,8 @@ def _plan(project: Project, step: Step) -> int:
     if step.output:
         shards = {job.key: [shard.id for shard in job.shards] for job in plan.selected}
         values = {"jobs": [*shards], "shards": shards, "inputs": plan.inputs}
-        write_outputs(step.output, {name: json.dumps(value) for name, value in values.items()} | {"hash": plan.hash})
+        texts = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+        write_outputs(step.output, texts | {"hash": plan.hash})
     _tell(step, plan_summary(plan))
     click.echo(f"{len(plan.selected)} of {len(plan.jobs)} jobs run, plan {plan.hash}")
     return 0

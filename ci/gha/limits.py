@@ -16,15 +16,14 @@ WORKFLOW_BYTES = 500 * 1024
 """Bytes of one workflow file."""
 HOSTED_JOB_SECONDS = 6 * 3600
 SELF_HOSTED_JOB_SECONDS = 5 * 86_400
-JOB_OUTPUT_BYTES = 1_000_000
-"""Outputs of one job; 50 MB a run."""
+VARIABLE_BYTES = 128 * 1024
+"""One environment variable of a step (MAX_ARG_STRLEN of Linux). Outputs of a job may be longer, 1 MB, but then no
+step could read them."""
 SUMMARY_BYTES = 1024 * 1024
 """Step summary; one byte more and the whole summary is dropped."""
 ANNOTATIONS_PER_STEP = 10
 """Annotations of one kind a step; the rest is cut silently."""
-ANNOTATIONS_PER_JOB = 50
-ARTIFACTS_PER_JOB = 500
-ARTIFACT_FORBIDDEN = frozenset('":<>|*?\r\n\\/')
-"""Characters that an artifact's name may not hold."""
+ARTIFACTS_LISTED = 1_000
+"""Artifacts of a run that actions/download-artifact lists; it warns and leaves out the rest. 500 a job."""
 JOB_KEY_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]*$"
 """Job ids that GitHub accepts."""

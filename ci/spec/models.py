@@ -24,7 +24,7 @@ from pydantic import (
     Tag,
 )
 
-from ci.gha.limits import JOB_KEY_PATTERN
+from ci.gha.limits import JOB_KEY_PATTERN, MATRIX_JOBS
 
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -249,7 +249,7 @@ class SuiteDecl(Model):
 class AutoShards(Model):
     """As many shards as the target time asks for."""
 
-    max: StrictInt = Field(ge=1, le=256, description="The most shards, whatever the target asks for.")
+    max: StrictInt = Field(ge=1, le=MATRIX_JOBS, description="The most shards, whatever the target asks for.")
     target: Duration = Field(description="Predicted time of one shard.")
 
 
@@ -280,7 +280,7 @@ class Job(Model):
     timeout: Duration | None = Field(None, description="Time limit of one shard, set-up included; at most the pool's.")
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
     shards: Annotated[
-        Annotated[StrictInt, Field(ge=1, le=256), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],
+        Annotated[StrictInt, Field(ge=1, le=MATRIX_JOBS), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],
         Discriminator(_is_mapping),
     ] = Field(1, description="A number, or `{max: 8, target: 30m}` for as many as the tests' times ask for.")
     exclude_marks: list[Name] = Field([], description="Tests with one of these pytest marks are not planned.")
