@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_tests.reference import oracle
-from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors
+from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors, weight_rounding
 from gpu_tests.reference.decode import KernelPreconditionError, pack_mask, trtllm_batch_decode_with_kv_cache
 from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted, same_bits
 
@@ -193,11 +193,12 @@ def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(kernel: Kerne
     assert out[7:].isnan().all()
     assert lse[7:].isnan().all()
     for request, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7)]):
-        k, v = launch.cache.gather(launch.block_tables[request], launch.lengths[request])
-        ref = oracle.attention(launch.query[start:stop], k, v, scale=launch.softmax_scale)
-        k, v = launch.cache.stored(launch.block_tables[request], launch.lengths[request])
-        lowp = low_precision(launch.query[start:stop], k, v, scale=launch.softmax_scale)
-        assert row_errors(out[start:stop], ref.out, lowp, launch.dtype) == []
+        pages, length = launch.block_tables[request], launch.lengths[request]
+        query, scale = launch.query[start:stop], launch.softmax_scale
+        ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
+        stored = launch.cache.stored(pages, length)
+        low = [make(query, *stored, scale=scale) for make in (low_precision, weight_rounding)]
+        assert row_errors(out[start:stop], ref.out, low[0], launch.dtype, low[1]) == []
         assert lse_errors(lse[start:stop], ref.lse) == []
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import oracle, select
-from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors
+from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors, weight_rounding
 from gpu_tests.reference.decode import KernelPreconditionError
 from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted, same_bits
 
@@ -142,8 +142,9 @@ def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
         pages, length = launch.block_tables[request], launch.lengths[request]
         query, scale = launch.query[start:stop], launch.softmax_scale
         ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
-        lowp = low_precision(query, *launch.cache.stored(pages, length), scale=scale)
-        assert row_errors(out[start:stop], ref.out, lowp, torch.bfloat16) == []
+        stored = launch.cache.stored(pages, length)
+        low = [make(query, *stored, scale=scale) for make in (low_precision, weight_rounding)]
+        assert row_errors(out[start:stop], ref.out, low[0], torch.bfloat16, low[1]) == []
         assert lse_errors(lse[start:stop], ref.lse) == []
 
 

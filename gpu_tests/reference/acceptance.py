@@ -13,6 +13,11 @@ the row: FlashAttention's absolute term, a rounding near 0.3, would hide a whole
 outputs have a size of 1/sqrt(8192). Even so, one key of average weight among 8k is a change of less than one
 bf16 rounding; a test that is after off-by-one keys gives the keys at the edges a weight that can be seen
 (`emphasise`).
+
+`lowp` is a sample of what rounding the weights does to a row: the largest of its errors over many columns of
+one size. Where one column carries the row, it is a sample of one, which may be next to zero by luck, and a
+correct kernel, which rounds the weights relative to another maximum, then fails. `weight_rounding` is the
+bound of that error without luck; it takes the place of `2 * |lowp - ref|` where it is larger.
 """
 
 from __future__ import annotations
@@ -46,11 +51,18 @@ class RowError(NamedTuple):
         )
 
 
-def row_errors(out: Tensor, oracle_out: Tensor, lowp_out: Tensor, dtype: torch.dtype) -> list[RowError]:
+def row_errors(
+    out: Tensor,
+    oracle_out: Tensor,
+    lowp_out: Tensor,
+    dtype: torch.dtype,
+    weight_rounding: Tensor | None = None,
+) -> list[RowError]:
     """The rows of `out` [T, H, Dv] that are not accepted, in order. `dtype` is the one that `out` was rounded
     to.
 
-    `lowp_out` [T, H, Dv] comes from `low_precision`. Raises ValueError if the shapes differ.
+    `lowp_out` [T, H, Dv] comes from `low_precision`, `weight_rounding` [T, H, Dv] from the function of that
+    name. Raises ValueError if the shapes differ.
     """
     if not out.shape == oracle_out.shape == lowp_out.shape:
         shapes = [list(tensor.shape) for tensor in (out, oracle_out, lowp_out)]
@@ -60,7 +72,10 @@ def row_errors(out: Tensor, oracle_out: Tensor, lowp_out: Tensor, dtype: torch.d
     failures = _anomalies(out.double(), ref)
     for reason, norm in (("largest error", _largest), ("L2 error", _l2)):
         error = norm(out.double() - ref)
-        bound = 2 * norm(lowp_out.double() - ref) + unit * norm(ref)
+        weights = 2 * norm(lowp_out.double() - ref)
+        if weight_rounding is not None:
+            weights = torch.maximum(weights, norm(weight_rounding))
+        bound = weights + unit * norm(ref)
         for token, head in (
             (error > bound).nonzero().tolist()
         ):  # NaN compares false: anomalies are found above
@@ -103,28 +118,63 @@ def low_precision(
     and `out_scale`).
     """
     compute = torch.promote_types(q.dtype, torch.float32)
-    group = q.shape[1] // k.shape[1]
-    keys, values = (side.to(compute).repeat_interleave(group, dim=1) for side in (k, v))
-    scores = torch.einsum("thd,shd->ths", q.to(compute), keys) * scale
-    visible = visible_keys(len(q), len(k), causal=causal, window_left=window_left, mask=mask).to(q.device)
-    scores = scores.masked_fill(~visible[:, None], -math.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(len(q), -1, 1)], dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : len(k)].nan_to_num(0.0)  # NaN: a row that sees no key
+    visible = visible_keys(len(q), len(k), causal=causal, window_left=window_left, mask=mask)
+    weights = _weights(q, k, scale, visible, sinks)
+    values = v.to(compute).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     out = torch.einsum("ths,shd->thd", weights.to(q.dtype).to(compute), values) * out_scale
     return out.to(q.dtype)
 
 
+def weight_rounding(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    out_scale: float = 1.0,
+    causal: bool = True,
+    window_left: int = -1,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What rounding the weights p to the dtype of `q` may do to an output, fp32 [T, H, Dv]:
+
+        4 * u * sqrt(sum_s (p_s * v_s)^2)
+
+    Higham and Mary 2019, "A new approach to probabilistic rounding error analysis": errors that are independent
+    with mean zero add up as their squares do. An error that is uniform below u is sub-Gaussian with variance
+    u^2 / 3, so an element exceeds 4 standard bounds with a probability below 2 * exp(-4^2 * 3 / 2) = 8e-11.
+    Arguments as in `low_precision`.
+    """
+    visible = visible_keys(len(q), len(k), causal=causal, window_left=window_left, mask=mask)
+    weights = _weights(q, k, scale, visible, sinks)
+    values = v.to(weights.dtype).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    squares = torch.einsum("ths,shd->thd", weights.square(), values.square())
+    return 4 * torch.finfo(q.dtype).eps / 2 * abs(out_scale) * squares.sqrt()
+
+
 def emphasise(v: Tensor, positions: Iterable[int]) -> Tensor:
-    """`v` [S, Hkv, Dv] with the values at `positions` times sqrt(S), so that each weighs as much as all the
-    others.
+    """`v` [S, Hkv, Dv] with the values at `positions` raised to at least 1 in size and multiplied by sqrt(S),
+    so that each weighs as much as all the others.
 
     The output of a row over S unrelated keys has a size of 1/sqrt(S), one key's share of it 1/S.
     """
     scaled = v.clone()
     for position in positions:
-        scaled[position] *= math.sqrt(len(v))
+        values = v[position]
+        scaled[position] = torch.copysign(values.abs().clamp(min=1), values) * math.sqrt(len(v))
     return scaled
+
+
+def _weights(q: Tensor, k: Tensor, scale: float, visible: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax weights of the keys [T, H, S], at least fp32; 0 in a row that sees no key."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    keys = k.to(compute).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = torch.einsum("thd,shd->ths", q.to(compute), keys) * scale
+    scores = scores.masked_fill(~visible.to(q.device)[:, None], -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(len(q), -1, 1)], dim=-1)
+    return torch.softmax(scores, dim=-1)[..., : len(k)].nan_to_num(0.0)
 
 
 def _rounding(dtype: torch.dtype) -> float:

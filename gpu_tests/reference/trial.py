@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import oracle
-from gpu_tests.reference.acceptance import emphasise, low_precision, lse_errors, row_errors
+from gpu_tests.reference.acceptance import emphasise, low_precision, lse_errors, row_errors, weight_rounding
 from gpu_tests.reference.decode import (
     pack_mask,
     trtllm_batch_decode_with_kv_cache,
@@ -211,15 +211,11 @@ class Launch:
             ref = oracle.attention(q, *self.cache.gather(pages, length), scale=self.softmax_scale, **options)
             k_scale, v_scale = self.shape.scales
             k, v = self.cache.stored(pages, length)
-            lowp = low_precision(
-                q,
-                k.to(self.dtype),
-                v.to(self.dtype),
-                scale=self.softmax_scale * k_scale,
-                out_scale=v_scale,
-                **options,
-            )
-            errors = row_errors(out[rows], ref.out, lowp, self.dtype) + lse_errors(lse[rows], ref.lse)
+            low = (q, k.to(self.dtype), v.to(self.dtype))
+            options |= {"scale": self.softmax_scale * k_scale, "out_scale": v_scale}
+            errors = row_errors(
+                out[rows], ref.out, low_precision(*low, **options), self.dtype, weight_rounding(*low, **options)
+            ) + lse_errors(lse[rows], ref.lse)
             lines += [f"request {request} (length {length}): {error}" for error in errors]
         return lines
 
