@@ -4,14 +4,18 @@ One CTA takes 64 packed query rows (query tokens x heads) of one request and one
 of 64 keys. The design is FlashMLA's problem (an accumulator of 64 x 512 fp32 fills half of the register file,
 so that two output tiles for ping-pong do not fit) solved by roles that hand blocks over in one direction:
 
-    load    (1 warp):   wait free[s]    -> TMA of latent [64, 512] and rope [64, 64] into stage s -> full[s]
-    scores  (4 warps):  wait full[s]    -> Q K^T, mask, softmax -> P into the rope tile of stage s -> weights[s]
-    values  (8 warps):  wait weights[s] -> rescale, P V for 512 columns -> free[s]
+    load    (1 warp):   wait free       -> TMA of the two latent halves [64, 256] and of rope [64, 64] -> full
+    scores  (4 warps):  wait full       -> Q K^T, mask, softmax -> P into the rope tile -> weights_ready
+    values  (8 warps):  wait weights    -> rescale, P V for 512 columns -> free
 
-* The rope columns of a block are dead once its scores are known, so P takes their place: the 16 kB that two
-  buffers of P would need are not there (Q 72 kB, two stages of 72 kB each, 227 kB in all).
+* The left half of Q lives in the registers of the score role; it arrives through the ring of latent halves.
+  That leaves room for five halves, two and a half blocks, in place of two blocks (227 kB in all).
+* The rope columns of a block are dead once its scores are known, so P takes their place.
 * The maximum is lazy: it is renewed only when a score exceeds it by 2^8, so that most blocks rescale by 1
   (FlashAttention-4's conditional rescaling has the same threshold).
+* Where several tiles share the keys of a request the tensor cores are the limit. P V of a block is then held
+  back (`GATE`) until Q K^T of the next block is done: its instructions, four times as wide, would take the
+  tensor cores away from it, and the softmax of the next block would wait.
 * Keys past the length are zeroed in shared memory, since 0 * NaN is NaN.
 * A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
 
@@ -58,29 +62,34 @@ LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
 LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
-STAGES = gl.constexpr(2)
+HALF = gl.constexpr(MLA_COLUMNS[0] // 2)
+TILES, STAGES = gl.constexpr(5), gl.constexpr(3)
+"""Latent halves and rope tiles that a CTA holds."""
+
 LAZY = gl.constexpr(8.0)
 """By how many powers of two a score may exceed the running maximum before that is renewed."""
 
 SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+QUERY_LAYOUT = gl.constexpr(gl.DotOperandLayout(0, SCORE_LAYOUT.value, 2))
 VALUE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
 TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(160), gl.constexpr(24)
+SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
 RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
 @gluon.jit
 def _load_role(
-    q_latent_map, q_rope_map, latent_map, rope_map, q_latent, q_rope, latent, rope, q_full, full, free,
-    pages, query_row, begin, end, PAGE: gl.constexpr,
+    q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope, q_full, q_taken,
+    full, free, rope_full, rope_free, pages, query_row, begin, end, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Fills the query tile once, and one stage after the other."""
+    """Fills the query tiles once, and one half of a block after the other."""
     mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
-    tma.async_copy_global_to_shared(q_latent_map, [query_row, 0], q_full, q_latent)
+    tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, tiles.index(TILES - 1))
+    tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
     tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
     # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
     next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
@@ -88,29 +97,43 @@ def _load_role(
         page = next_page
         next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
         step = block - begin
-        stage = step % STAGES
-        mbarrier.wait(free.index(stage), (step // STAGES & 1) ^ 1)
-        mbarrier.expect(full.index(stage), KEYS * (LATENT + ROPE) * 2)
         slot = block * KEYS % PAGE
-        tma.async_copy_global_to_shared(latent_map, [page, slot, 0], full.index(stage), latent.index(stage))
-        tma.async_copy_global_to_shared(rope_map, [page, slot, LATENT], full.index(stage), rope.index(stage))
+        if step == TILES // 2:  # the first block that needs the last tile, where Q is
+            mbarrier.wait(q_taken, 0)
+        _load_half(half_map, tiles, full, free, 2 * step, page, slot, 0)
+        stage = step % STAGES
+        mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
+        mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
+        tma.async_copy_global_to_shared(
+            rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage)
+        )
+        _load_half(half_map, tiles, full, free, 2 * step + 1, page, slot, HALF)
+
+
+@gluon.jit
+def _load_half(half_map, tiles, full, free, turn, page, slot, column):
+    """Fills the tile of the ring whose turn it is with one half of the latent columns of a block."""
+    tile = turn % TILES
+    mbarrier.wait(free.index(tile), (turn // TILES & 1) ^ 1)
+    mbarrier.expect(full.index(tile), KEYS * HALF * 2)
+    tma.async_copy_global_to_shared(half_map, [page, slot, column], full.index(tile), tiles.index(tile))
 
 
 @gluon.jit
 def _clear_dead_keys(latent, live_keys):
-    """Zeroes rows `live_keys` and up of a latent tile: their weights are 0, but 0 * NaN is NaN."""
+    """Zeroes rows `live_keys` and up of half a latent tile: their weights are 0, but 0 * NaN is NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, layout))
-    for column in gl.static_range(0, LATENT, 64):
+    for column in gl.static_range(0, HALF, 64):
         part = latent.slice(column, 64, dim=1)
         part.store(gl.where((key < live_keys)[:, None], part.load(layout), 0.0))
 
 
 @gluon.jit
 def _score_role(
-    q_latent, q_rope, latent, rope, shrinks, factors, q_full, full, weights_ready, factors_ready,
-    pages, mask, sinks, lse_rows, scale, out_scale, out_scale_tensor, row_of_tile, begin, end, length, q_len,
-    poisoned, lse_token, lse_head, num_pages, mask_row,
+    q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_taken, full, rope_full, scores_ready,
+    weights_ready, factors_ready, pages, mask, sinks, lse_rows, scale, out_scale, out_scale_tensor,
+    row_of_tile, begin, end, length, q_len, poisoned, lse_token, lse_head, num_pages, mask_row,
     HEADS: gl.constexpr, PAGE: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     OUT_SCALE_TENSOR: gl.constexpr,
 ):  # fmt: skip
@@ -125,19 +148,28 @@ def _score_role(
     total = gl.zeros([ROWS], gl.float32, rows)
     next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
     mbarrier.wait(q_full, 0)
+    q_left = tiles.index(TILES - 1).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
+    q_right = q_right.reshape([ROWS, HALF])
+    mbarrier.arrive(q_taken)
     for block in range(begin, end):
         page = next_page
         next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
         step = block - begin
         stage = step % STAGES
-        mbarrier.wait(full.index(stage), step // STAGES & 1)
-        scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
-        keys = latent.index(stage).reshape([KEYS, LATENT])
+        turn = 2 * step
+        left = tiles.index(turn % TILES).reshape([KEYS, HALF])
+        right = tiles.index((turn + 1) % TILES).reshape([KEYS, HALF])
         rope_keys = rope.index(stage).reshape([KEYS, ROPE])
-        scores = warpgroup_mma(q_latent, keys.permute([1, 0]), scores, use_acc=False, is_async=True)
+        scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
+        mbarrier.wait(full.index(turn % TILES), turn // TILES & 1)
+        scores = warpgroup_mma(q_left, left.permute([1, 0]), scores, use_acc=False, is_async=True)
+        mbarrier.wait(rope_full.index(stage), step // STAGES & 1)
         scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
+        mbarrier.wait(full.index((turn + 1) % TILES), (turn + 1) // TILES & 1)
+        scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
         poisoned |= (page < 0) | (page >= num_pages)
         scores = warpgroup_mma_wait(0, deps=(scores,))
+        mbarrier.arrive(scores_ready.index(step % 2))
         scores *= scale
         if (block + 1) * KEYS > length - q_len + 1:
             key = block * KEYS + key_of_block
@@ -159,7 +191,8 @@ def _score_role(
         rope_keys.store(weights.to(gl.bfloat16))
         shrinks.index(stage).store(shrink)
         if (block + 1) * KEYS > length:
-            _clear_dead_keys(keys, length - block * KEYS)
+            _clear_dead_keys(left, length - block * KEYS)
+            _clear_dead_keys(right, length - block * KEYS)
         fence_async_shared()
         mbarrier.arrive(weights_ready.index(stage))
     factor, lse = row_factor(
@@ -172,23 +205,35 @@ def _score_role(
 
 @gluon.jit
 def _value_role(
-    latent, rope, shrinks, factors, weights_ready, factors_ready, free,
+    tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready, free, rope_free,
     out_rows, out_token, out_head, row_of_tile, live_rows, begin, end,
-    HEADS: gl.constexpr, DIRECT: gl.constexpr,
+    HEADS: gl.constexpr, DIRECT: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of each block; at the end its product with the factor of the row."""
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
-    acc = gl.zeros([ROWS, LATENT], gl.float32, VALUE_LAYOUT)
+    acc_left = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
+    acc_right = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
     for block in range(begin, end):
         step = block - begin
         stage = step % STAGES
+        turn = 2 * step
         mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
-        acc *= shrinks.index(stage).load(rows)[:, None]
+        shrink = shrinks.index(stage).load(rows)[:, None]
+        acc_left *= shrink
+        acc_right *= shrink
         weights = rope.index(stage).reshape([ROWS, KEYS])
-        values = latent.index(stage).reshape([KEYS, LATENT])
-        acc = warpgroup_mma(weights, values, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(free.index(stage))
+        left = tiles.index(turn % TILES).reshape([KEYS, HALF])
+        right = tiles.index((turn + 1) % TILES).reshape([KEYS, HALF])
+        if GATE:  # noqa: SIM102: one is decided by the compiler, the other by the GPU
+            if block + 1 < end:
+                mbarrier.wait(scores_ready.index((step + 1) % 2), (step + 1) // 2 & 1)
+        acc_left = warpgroup_mma(weights, left, acc_left, is_async=True)
+        acc_right = warpgroup_mma(weights, right, acc_right, is_async=True)
+        acc_left = warpgroup_mma_wait(1, deps=(acc_left,))
+        mbarrier.arrive(free.index(turn % TILES))
+        acc_right = warpgroup_mma_wait(0, deps=(acc_right,))
+        mbarrier.arrive(free.index((turn + 1) % TILES))
+        mbarrier.arrive(rope_free.index(stage))
     mbarrier.wait(factors_ready, 0)
     factor = factors.load(rows)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
@@ -196,20 +241,22 @@ def _value_role(
     if not DIRECT:  # a row without keys in this split leaves its part as it was
         written &= factor != 0.0
     row_offset = (row // HEADS * out_token + row % HEADS * out_head)[:, None]
-    column = gl.arange(0, LATENT, layout=gl.SliceLayout(0, VALUE_LAYOUT))
-    result = (acc * factor[:, None]).to(out_rows.dtype.element_ty)
-    gl.store(out_rows + row_offset + column[None, :], result, mask=written[:, None])
+    column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
+    pointers = out_rows + row_offset + column[None, :]
+    dtype: gl.constexpr = out_rows.dtype.element_ty
+    gl.store(pointers, (acc_left * factor[:, None]).to(dtype), mask=written[:, None])
+    gl.store(pointers + HALF, (acc_right * factor[:, None]).to(dtype), mask=written[:, None])
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _mla_split(
-    q_latent_map, q_rope_map, latent_map, rope_map, out, lse_out, part_out, part_lse,
+    q_half_map, q_rope_map, half_map, rope_map, out, lse_out, part_out, part_lse,
     block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
     table_row, mask_request, mask_row, num_splits, max_q_len, max_seq_len, num_pages,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
-    DIRECT: gl.constexpr, OVERLAP: gl.constexpr,
+    DIRECT: gl.constexpr, OVERLAP: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2).
 
@@ -239,41 +286,53 @@ def _mla_split(
     else:
         # As in `combine`: split `s` of row `r` stands at `r * num_splits + s`.
         first_part = request.to(gl.int64) * max_q_len * HEADS * num_splits + split
-        out_rows, out_token, out_head = part_out + first_part * LATENT, HEADS * num_splits * LATENT, num_splits * LATENT
-        lse_rows, lse_token, lse_head = part_lse + first_part, HEADS * num_splits, num_splits
+        out_rows, lse_rows = part_out + first_part * LATENT, part_lse + first_part
+        lse_token, lse_head = HEADS * num_splits, num_splits
+        out_token, out_head = lse_token * LATENT, lse_head * LATENT
     pages = block_tables + request.to(gl.int64) * table_row
 
-    q_latent = gl.allocate_shared_memory(gl.bfloat16, [ROWS, LATENT], TILE)
+    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, HALF], PAGE_TILE)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
-    latent = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, LATENT], PAGE_TILE)
+    tiles = gl.allocate_shared_memory(gl.bfloat16, [TILES, 1, KEYS, HALF], PAGE_TILE)
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
     shrinks = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], VECTOR)
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], VECTOR)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     factors_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
+    rope_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    rope_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     weights_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    scores_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
+    mbarrier.init(q_taken, count=1)
     mbarrier.init(factors_ready, count=1)
+    for tile in gl.static_range(TILES):
+        mbarrier.init(full.index(tile), count=1)
+        mbarrier.init(free.index(tile), count=1)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(rope_full.index(stage), count=1)
+        mbarrier.init(rope_free.index(stage), count=1)
         mbarrier.init(weights_ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=1)
+    for parity in gl.static_range(2):
+        mbarrier.init(scores_ready.index(parity), count=1)
 
     gl.warp_specialize(
         [
-            (_value_role, (latent, rope, shrinks, factors, weights_ready, factors_ready, free,
-                           out_rows, out_token, out_head, row_of_tile, q_len * HEADS, begin, end,
-                           HEADS, DIRECT)),
-            (_score_role, (q_latent, q_rope, latent, rope, shrinks, factors,
-                           q_full, full, weights_ready, factors_ready,
+            (_value_role, (tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready, free,
+                           rope_free, out_rows, out_token, out_head, row_of_tile, q_len * HEADS, begin, end,
+                           HEADS, DIRECT, GATE)),
+            (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors,
+                           q_full, q_taken, full, rope_full, scores_ready, weights_ready, factors_ready,
                            pages, mask + request * mask_request if MASK else mask, sinks, lse_rows,
                            scale, out_scale if DIRECT else 1.0, out_scale_tensor, row_of_tile, begin, end,
                            length, q_len, poisoned, lse_token, lse_head, num_pages, mask_row,
                            HEADS, PAGE, MASK, SINKS and DIRECT, OUT_SCALE_TENSOR and DIRECT)),
-            (_load_role, (q_latent_map, q_rope_map, latent_map, rope_map, q_latent, q_rope, latent, rope,
-                          q_full, full, free, pages, (first_row * HEADS).to(gl.int32) + row_of_tile, begin, end, PAGE)),
+            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+                          q_full, q_taken, full, free, rope_full, rope_free,
+                          pages, (first_row * HEADS).to(gl.int32) + row_of_tile, begin, end, PAGE)),
         ],
         [4, 1],
         [SCORE_REGISTERS, LOAD_REGISTERS],
@@ -282,14 +341,15 @@ def _mla_split(
 
 def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
     """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576]."""
-    rows = query.flatten(0, 1)
-    pages = k.squeeze(2)
-    keys = min(KEYS.value, k.shape[1])
+    rows, pages = query.flatten(0, 1), k.squeeze(2)
+    one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
     return (
-        TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, LATENT.value], TILE.value),
+        TensorDescriptor(
+            one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value
+        ),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, LATENT.value], PAGE_TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, HALF.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, ROPE.value], PAGE_TILE.value),
     )
 
 
@@ -320,6 +380,7 @@ def paged_decode(
     """
     batch, heads = len(seq_lens), query.shape[1]
     num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
+    options = launch_options(query.device, triton.cdiv(max_seq_len, num_splits))
     part_out, part_lse = partial_results(workspace, batch * max_q_len * heads, num_splits, LATENT.value)
     _mla_split[(triton.cdiv(heads * max_q_len, ROWS.value), num_splits, batch)](
         *tensor_maps(query, k), out, lse, part_out, part_lse,
@@ -331,10 +392,10 @@ def paged_decode(
         HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
-        num_warps=8, **launch_options(query.device),
+        GATE=heads * max_q_len > ROWS.value, num_warps=8, **options,
     )  # fmt: skip
     if num_splits > 1:
         combine(
             out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-            num_splits=num_splits, max_q_len=max_q_len, strict=strict,
+            num_splits=num_splits, max_q_len=max_q_len, strict=strict, options=options,
         )  # fmt: skip

@@ -216,6 +216,7 @@ def paged_decode(
     group = num_heads // kv_heads
     head_dim = k.shape[3] if v is not None else head_dim_v
     num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
+    options = launch_options(query.device, triton.cdiv(max_seq_len, num_splits))
     part_out, part_lse = partial_results(workspace, batch * max_q_len * num_heads, num_splits, head_dim_v)
     values = k if v is None else v
 
@@ -235,10 +236,10 @@ def paged_decode(
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
         ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
-        **launch_options(query.device),
+        **options,
     )  # fmt: skip
     if num_splits > 1:
         combine(
             out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-            num_splits=num_splits, max_q_len=max_q_len, strict=strict,
+            num_splits=num_splits, max_q_len=max_q_len, strict=strict, options=options,
         )  # fmt: skip
