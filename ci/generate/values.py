@@ -156,7 +156,8 @@ def _inputs(inputs: dict[str, Input], *, called: bool) -> Iterator[str]:
         # workflow_call knows no choice.
         kind = "string" if called and value.type == "choice" else value.type
         fields: dict[str, Value] = {"description": value.description, "type": kind}
-        if value.required:
+        # A caller may leave out what has a default; for a person `required` means that the field may not be cleared.
+        if value.required and not (called and value.default is not None):
             fields["required"] = True
         if value.default is not None:
             fields["default"] = value.default

@@ -1,7 +1,7 @@
 // Which jobs of a workflow run, by GitHub's own parser and expression engine.
 //
 // stdin:  {"workflow": "text of the file", "scenarios": [{"github": {...}, "inputs": {...},
-//          "outputs": {"plan": {...}}, "results": {"job": "failure"}}]}
+//          "outputs": {"plan": {...}}, "results": {"job": "failure"}, "cancelled_after": "job"}]}
 // stdout: {"errors": [...], "scenarios": [{"runs": [...], "results": {...}, "matrix": {"job": [...]}, "group": "..."}]}
 //
 // `results` and `outputs` say how a job ends if it runs; the default is success without outputs.
@@ -34,6 +34,8 @@ function filled(text, contexts, status) {
 
 function simulate(template, raw, scenario) {
   const results = {}, matrix = {}, runs = [];
+  // A person cancels the run once this job has ended: what has not begun sees cancelled().
+  let cancelled = false;
   const github = { run_id: "1", run_attempt: "1", ref: "refs/heads/main", ...scenario.github };
   const parents = Object.fromEntries(template.jobs.map((job) => [job.id.value, (job.needs ?? []).map((one) => one.value)]));
   const ancestors = (id) => parents[id].flatMap((one) => [one, ...ancestors(one)]);
@@ -48,8 +50,8 @@ function simulate(template, raw, scenario) {
     // success() and failure() look at all ancestors, not at the direct needs alone.
     const status = {
       always: () => true,
-      cancelled: () => false,
-      success: () => ancestors(id).every((one) => results[one] === "success"),
+      cancelled: () => cancelled,
+      success: () => !cancelled && ancestors(id).every((one) => results[one] === "success"),
       failure: () => ancestors(id).some((one) => results[one] === "failure"),
     };
     if (truthy(evaluate(job.if?.expression ?? "success()", contexts, status))) {
@@ -63,6 +65,7 @@ function simulate(template, raw, scenario) {
     } else {
       results[id] = "skipped";
     }
+    cancelled ||= scenario.cancelled_after === id;
   }
   const group = raw.concurrency?.group ?? "";
   const text = filled(group, { github, inputs: scenario.inputs ?? {}, vars: {} }, {});

@@ -9,16 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.generate.conftest import ROOT
+from ci.generate.files import apply, changes
+from ci.generate.render import packaged, render
+from ci.spec.loader import load
+from tests.generate.conftest import ROOT, TODAY
 
 BIN = Path(sys.executable).parent
-EXAMPLES = [".", "examples/inference-engine"]
+EXAMPLES = [".", "examples/inference-engine", "tests/data/edges"]
 
 
 @pytest.fixture
 def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A repository that holds the generated files and the linters' configs alone."""
-    shutil.copytree(ROOT / request.param / ".github", tmp_path / ".github")
+    if (ROOT / request.param / ".github").exists():
+        shutil.copytree(ROOT / request.param / ".github", tmp_path / ".github")
+    else:
+        shutil.copytree(ROOT / request.param, tmp_path, dirs_exist_ok=True)
+        shutil.copy(packaged("actions.lock.yml"), tmp_path / "workflows")
+        apply(tmp_path, changes(tmp_path, render(load(tmp_path, today=TODAY), tmp_path)))
+        shutil.copy(ROOT / ".github/zizmor.yml", tmp_path / ".github")
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return tmp_path
 
