@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import ClickException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,18 @@ def test_a_new_test_gives_another_hash(repository: Any, tmp_path: Path) -> None:
     for cached in (project._specs, project._catalogue, project._discovery):
         cached.cache_clear()
     assert plan().hash != before
+
+
+def test_a_shard_that_starts_after_an_expiry_still_agrees_with_its_plan(repository: Any, tmp_path: Path) -> None:
+    rests = f"enabled: false, disabled: {{reason: broken, expires: {TODAY}}}"
+    job = f"  other: {{pool: cpu, suites: [mla], timeout: 2h, file_timeout: 40m, {rests}}}\n"
+    plan = repository(ATTENTION.replace("SHARDS", "1") + job, {"tests/test_a.py": file_of("mla")})()
+    later = Project(tmp_path, TODAY + timedelta(days=1))
+    with pytest.raises(SpecError, match="expired on"):
+        later.plan("nightly", "schedule", "all")
+    later.agree(plan)
+    with pytest.raises(ClickException, match="check out the same commit"):
+        later.agree(plan.model_copy(update={"filter": "attention"}).sealed())
 
 
 def test_a_job_that_is_not_selected_has_no_shards_and_says_why(repository: Any) -> None:
