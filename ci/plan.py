@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from ci.spec.models import Fleet, Input, Job, SuiteDecl, Workflow, format_durati
 from ci.spec.problems import Problem, SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, Suite, SuiteFile
 from ci.suites.durations import Durations, Estimate
+from ci.suites.quarantine import Entry, concerns, holds
 from ci.suites.sharding import Item, assign, count_for
 
 SCHEMA = 1
@@ -89,6 +90,7 @@ class PlannedJob(Value):
     env: dict[str, str] = {}
     artifacts: tuple[str, ...] = ()
     shards: tuple[Shard, ...] = ()
+    quarantine: dict[str, str] = Field({}, description="Why, by id or glob of tests whose failure turns nothing red.")
     notes: tuple[str, ...] = Field(
         (), description="What a person should know: allowed empty suites, borrowed durations."
     )
@@ -97,6 +99,10 @@ class PlannedJob(Value):
     def selected(self) -> bool:
         """True when the job runs tonight."""
         return self.state == "selected"
+
+    def quarantined(self, path: str, test: str) -> str:
+        """Why a failure of this test of the unit `path` turns nothing red; empty for most tests."""
+        return next((why for pattern, why in self.quarantine.items() if holds(pattern, path, test)), "")
 
 
 class Plan(Value):
@@ -172,6 +178,7 @@ def make_plan(
     event: str,
     filter_text: str,
     inputs: Mapping[str, object],
+    quarantine: Sequence[Entry] = (),
 ) -> Plan:
     """The plan of workflow `name` for an event.
 
@@ -184,7 +191,8 @@ def make_plan(
     effective = effective_inputs(workflow, inputs)
     selection = select(filter_text, workflow)
     jobs = tuple(
-        _job(key, job, workflow, specs.fleet, catalogue, durations, selection) for key, job in workflow.jobs.items()
+        _job(key, job, workflow, specs.fleet, catalogue, durations, selection, quarantine)
+        for key, job in workflow.jobs.items()
     )
     plan = Plan(workflow=name, event=event, filter=filter_text.strip() or "all", inputs=effective, jobs=jobs)
     return plan.sealed()
@@ -270,6 +278,7 @@ def _job(
     catalogue: Catalogue,
     durations: Durations,
     selection: Selection,
+    quarantine: Sequence[Entry],
 ) -> PlannedJob:
     pool = fleet.pools[job.pool or ""]
     suites = [catalogue.suites[name] for name in job.suites]
@@ -283,6 +292,10 @@ def _job(
     if (longest := max((shard.seconds for shard in shards), default=0)) > (job.timeout or 0):
         limit = format_duration(job.timeout or 0)
         notes.append(f"predicted {format_duration(longest)} for a shard is more than the timeout {limit}")
+    units = [unit for shard in shards for unit in shard.units]
+    # A unit does not say whether its file may hold unplanned tests; an id that none has does no harm here.
+    mine = [one for one in quarantine if any(concerns(one.test, u.path, u.tests, dynamic=True) for u in units)]
+    notes += [f"in quarantine: {one.test}: {one.why}" for one in mine]
     env = {name: _env_text(value) for name, value in {**workflow.env, **job.env}.items()}
     return PlannedJob(
         key=key,
@@ -299,6 +312,7 @@ def _job(
         env=env,
         artifacts=tuple(job.artifacts),
         shards=tuple(shards) if state == "selected" else (),
+        quarantine={one.test: one.why for one in mine} if state == "selected" else {},
         notes=tuple(notes),
     )
 

@@ -18,6 +18,8 @@ from ci.spec.problems import SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, catalogue
 from ci.suites.discover import Discovery, discover
 from ci.suites.durations import Durations
+from ci.suites.quarantine import Quarantine
+from ci.suites.quarantine import load as load_quarantine
 
 DURATIONS = "workflows/durations.json"
 EVENTS = ("schedule", "workflow_dispatch", "workflow_call", "push", "pull_request")
@@ -64,6 +66,10 @@ class Project:
         """The measured times that are kept in the repository."""
         return Durations.load(self.root / DURATIONS)
 
+    def quarantine(self) -> Quarantine:
+        """The tests in quarantine. Raises SpecError."""
+        return load_quarantine(self.root, today=self.today)
+
     def workflow(self, name: str | None) -> str:
         """The workflow of that name, or the only one that makes a plan. Raises UsageError."""
         workflows = self.specs().workflows
@@ -87,6 +93,7 @@ class Project:
             event=event,
             filter_text=filter_text,
             inputs=inputs or {},
+            quarantine=self.quarantine().entries,
         )
 
     def agree(self, plan: Plan) -> None:

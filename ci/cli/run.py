@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -13,12 +13,13 @@ import click
 from ci.cli.project import Project, workflow_option
 from ci.gate import load_plan
 from ci.journal import Journal, read
-from ci.plan import Plan, PlannedJob, Shard, shard_index
+from ci.plan import Plan, PlannedJob, Shard, Unit, shard_index
 from ci.runner.again import UnknownTest, failed_before
 from ci.runner.again import reproduce as reproduce_test
 from ci.runner.exit_codes import ExitCode
 from ci.runner.options import RunOptions
 from ci.runner.shard import run_shard
+from ci.spec.problems import did_you_mean
 
 Only = Mapping[tuple[str, str], tuple[str, ...]]
 
@@ -77,12 +78,14 @@ def command(
     if reproduce:
         click.echo(_reproduce(planned, results, reproduce))
         return
-    earlier = read(rerun_failed) if rerun_failed else None
+    earlier = _earlier(rerun_failed, job) if rerun_failed else None
     shards = [shard_of(planned, shard_text)] if shard_text else list(planned.shards)
     wanted = [(shard, _wanted(shard, only, earlier)) for shard in shards]
     wanted = [(shard, units) for shard, units in wanted if units is None or units]
+    if unknown := [one for one in only if not any(_matching(shard.units, one) for shard in shards)]:
+        raise click.UsageError(f"nothing of job {job} to run: {_unknown(shards, unknown)}")
     if not wanted:
-        why = ", ".join(only) or ("nothing failed in that journal" if earlier else "the plan does not select it")
+        why = f"nothing failed in {rerun_failed}" if earlier else "the plan does not select it"
         raise click.UsageError(f"nothing of job {job} to run: {why}")
     codes = [
         execute(
@@ -111,6 +114,21 @@ def _night(project: Project, file: Path) -> Plan:
     return plan
 
 
+def _earlier(file: Path, job: str) -> Journal:
+    """The journal of an earlier run of this job. Raises UsageError."""
+    journal = read(file)
+    if journal.head is None:
+        raise click.UsageError(f"{file} is no journal: it has no first line that says whose it is")
+    if journal.head.job != job:
+        raise click.UsageError(f"{file} is a journal of job {journal.head.job}, not of {job}")
+    return journal
+
+
+def _unknown(shards: Sequence[Shard], names: Sequence[str]) -> str:
+    known = {name for shard in shards for unit in shard.units for name in (unit.path, *unit.tests)}
+    return "; ".join(f"it has no {name}. {did_you_mean(name, known)}".rstrip() for name in names)
+
+
 def _wanted(shard: Shard, only: tuple[str, ...], earlier: Journal | None) -> Only | None:
     """What of a shard is to run; None is all of it."""
     if earlier is not None:
@@ -118,11 +136,19 @@ def _wanted(shard: Shard, only: tuple[str, ...], earlier: Journal | None) -> Onl
     if not only:
         return None
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for unit in shard.units:
-        tests = tuple(one for one in only if one.partition("[")[0] in unit.tests and unit.kind == "pytest")
-        if tests or unit.path in only or set(only) & set(unit.items):
-            found[unit.suite, unit.path] = () if unit.path in only else tests
+    for one in only:
+        for unit in _matching(shard.units, one):
+            known = found.get((unit.suite, unit.path))
+            whole = one == unit.path or unit.kind != "pytest" or known == ()
+            found[unit.suite, unit.path] = () if whole else (*(known or ()), one)
     return found
+
+
+def _matching(units: Sequence[Unit], name: str) -> list[Unit]:
+    """The units that a person names by file or test; a test that the syntax tree does not show, by its file."""
+    plain = name.partition("[")[0]
+    planned = [unit for unit in units if name == unit.path or plain in unit.tests or name in unit.items]
+    return planned or [unit for unit in units if unit.kind == "pytest" and name.startswith(f"{unit.path}::")]
 
 
 def _reproduce(job: PlannedJob, results: Path, test: str) -> str:

@@ -11,10 +11,12 @@ import click
 from ci.cli.console import print_table
 from ci.cli.main import EXIT_FAILED
 from ci.cli.project import Project
+from ci.plan import suite_problems
 from ci.spec.models import format_duration
 from ci.suites.catalogue import Suite
 from ci.suites.durations import Durations
 from ci.suites.findings import findings
+from ci.suites.quarantine import unmatched
 
 
 @click.command(epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 the specs or the call are wrong.")
@@ -30,7 +32,8 @@ def command(project: Project, as_json: bool) -> None:
     specs = project.specs()
     catalogues = {name: project.catalogue(name) for name in specs.workflows}
     suites = {suite.name: suite for catalogue in catalogues.values() for suite in catalogue.suites.values()}
-    problems = {problem for catalogue in catalogues.values() for problem in catalogue.problems}
+    problems = {problem for name, catalogue in catalogues.items() for problem in suite_problems(specs, name, catalogue)}
+    problems |= {*unmatched(project.quarantine(), catalogues.values())}
     problems |= {found.problem for found in findings(specs, catalogues, project.discovery())}
     durations = project.durations()
     rows = [_row(suite, durations, list(_jobs(project, suite.name))) for _, suite in sorted(suites.items())]

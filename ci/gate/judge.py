@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from ci.gate.kinds import finding
 from ci.gate.night import (
@@ -60,12 +59,10 @@ def judge(
     plan: Plan | None,
     job_results: Results | None,
     journals: Iterable[Journal],
-    quarantine: Mapping[str, str] = MappingProxyType({}),
 ) -> Night:
     """Judge a night.
 
     `job_results` is `toJSON(needs)` of the gate, None in local use: then the journals alone are judged.
-    `quarantine` maps a test's id, with or without parameters, to the reason why its failure is not red.
     """
     findings = list(_plan_job(job_results))
     headed, headless = _sort_out(journals)
@@ -82,7 +79,7 @@ def judge(
     by_job = defaultdict(list)
     for one in headed:
         by_job[one.head.job].append(one)
-    jobs = [_judge_job(plan, job, job_results, by_job.pop(job.key, []), quarantine) for job in plan.jobs]
+    jobs = [_judge_job(plan, job, job_results, by_job.pop(job.key, [])) for job in plan.jobs]
     for key, strangers in sorted(by_job.items()):
         shards = ", ".join(sorted({one.head.shard for one in strangers}))
         message = f"a journal of a job that the plan does not know (shard {shards})"
@@ -136,7 +133,6 @@ def _judge_job(
     planned: PlannedJob,
     results: Results | None,
     journals: list[Headed],
-    quarantine: Mapping[str, str],
 ) -> _Job:
     result = results.get(planned.key) if results is not None else None
     job = _Job(planned, result.result if result else "")
@@ -151,7 +147,7 @@ def _judge_job(
     if not planned.shards:
         job.find("no-signal", "selected without a shard to run")
     for shard in planned.shards:
-        job.take(judge_shard(planned, shard, by_shard.pop(shard.id, []), plan.hash, quarantine))
+        job.take(judge_shard(planned, shard, by_shard.pop(shard.id, []), plan.hash))
     for shard_id in sorted(by_shard):
         job.find("unplanned-shard", f"a journal of shard {shard_id}, which nobody planned", shard=shard_id)
     _duplicates(job)

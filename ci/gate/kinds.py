@@ -30,7 +30,7 @@ KINDS: dict[str, Kind] = {
     "job-failed": Kind("failed", f"{_LOG}: a step outside the tests failed, such as set-up or upload"),
     # Journals against the plan
     "missing-shard": Kind("incomplete", f"{_LOG}, then rerun failed jobs: no journal came from this shard"),
-    "wrong-plan": Kind("incomplete", "run the shard at the commit that was planned"),
+    "wrong-plan": Kind("incomplete", "run the shard at the commit that was planned; by hand with `--plan plan.json`"),
     "unplanned-shard": Kind("incomplete", "judge only the journals of this run; regenerate the workflows if they are"),
     "unplanned-unit": Kind("incomplete", "rerun the shard: its runner ran what the plan did not give it"),
     "two-journals": Kind("failed", "keep one journal of each attempt; two runs claim to be the same one"),

@@ -13,13 +13,13 @@ from ci.gate.units import (
     Place,
     UnitKey,
     attempts_by_unit,
-    base,
     ending_text,
     judge_unit,
     tests_text,
 )
 from ci.journal import Journal, Note, ShardFinished, ShardStarted, line
 from ci.plan import PlannedJob, Shard
+from ci.suites.testfile import base_id
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,9 @@ class Headed:
     journal: Journal
 
 
-def judge_shard(
-    job: PlannedJob, shard: Shard, journals: Sequence[Headed], plan_hash: str, quarantine: Mapping[str, str]
-) -> ShardVerdict:
+def judge_shard(job: PlannedJob, shard: Shard, journals: Sequence[Headed], plan_hash: str) -> ShardVerdict:
     """Judge one planned shard from all its journals: the latest attempt of the run wins."""
-    place = Place(job, shard.id, quarantine)
+    place = Place(job, shard.id)
     latest = _latest(journals, plan_hash)
     if not latest:
         return _without_journal(place, shard, finding("missing-shard", "no journal"))
@@ -105,7 +103,8 @@ def _judge_journal(place: Place, shard: Shard, chosen: Headed, findings: list[Fi
     else:
         findings += [_lost(key, names, attempts.get(key, [])) for key, names in lost.items()]
     if tests and all(test.verdict == "skipped" for test in tests):
-        findings.append(finding("no-signal", f"all {tests_text(tests)} were skipped"))
+        skipped = "its only test was" if len(tests) == 1 else f"all {tests_text(tests)} were"
+        findings.append(finding("no-signal", f"{skipped} skipped"))
     if end and end.exit_code and not any(one.red or one.kind == "quarantined" for one in findings):
         findings.append(finding("shard-failed", f"the runner left with {end.exit_code}; no test says why"))
     return ShardVerdict(_judged(place, findings, chosen, seconds=seconds), tuple(tests), _placed(place, findings))
@@ -174,7 +173,7 @@ def _with_history(verdict: ShardVerdict, place: Place, journals: Sequence[Headed
     tests, findings = [], list(verdict.findings)
     for test in verdict.tests:
         # A process that died before it collected has failed by its planned, unparametrised names.
-        names = (test.test, base(test.unit, test.test))
+        names = (test.test, base_id(test.unit, test.test))
         attempt = max(failed.get((test.suite, test.unit, name), 0) for name in names)
         if attempt and test.verdict == "passed":
             message = f"failed in attempt {attempt} of the run, passed in attempt {latest}"

@@ -30,6 +30,7 @@ from ci.journal import (
     UnitStarted,
 )
 from ci.plan import PlannedJob, Unit
+from ci.suites.testfile import base_id
 
 UnitKey = tuple[str, str]
 """(suite, path): a file may hold tests of two suites."""
@@ -41,11 +42,10 @@ _BLAME: dict[Ending, Outcome] = {"crashed": "crashed", "timed-out": "timed-out",
 
 @dataclass(frozen=True)
 class Place:
-    """Whose journal is judged: the job, its shard, and the tests in quarantine with the reason."""
+    """Whose journal is judged."""
 
     job: PlannedJob
     shard: str
-    quarantine: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,10 @@ def judge_unit(place: Place, unit: Unit, attempts: list[Attempt], *, whole: bool
         return tests[-1]
 
     for test, results in trials.items():
-        verdict, decisive = _verdict(results, quarantined=is_quarantined(place, unit, test))
+        quarantine = place.job.quarantined(unit.path, test)
+        verdict, decisive = _verdict(results, quarantined=bool(quarantine))
         one = judged(test, verdict, attempts=len(results), seconds=decisive.seconds, message=decisive.message)
-        findings += _of_test(one, infra=decisive.infra)
+        findings += _of_test(one, quarantine, infra=decisive.infra)
     for test in lost:
         judged(test, "lost")
     for test in left_out:
@@ -188,21 +189,10 @@ def _trials(unit: Unit, attempts: list[Attempt]) -> dict[str, list[Trial]]:
         for trial in attempt.trials:
             (trials if trial.test in collected else uncollected)[trial.test].append(trial)
     for test in trials:
-        early = uncollected.get(test, uncollected.get(base(unit.path, test), []))
+        early = uncollected.get(test, uncollected.get(base_id(unit.path, test), []))
         trials[test] = sorted(early + trials[test], key=lambda trial: trial.attempt)
-    told = {*trials, *(base(unit.path, test) for test in trials)}
+    told = {*trials, *(base_id(unit.path, test) for test in trials)}
     return {**trials, **{test: several for test, several in uncollected.items() if test not in told}}
-
-
-def base(path: str, test: str) -> str:
-    """The function behind a parametrised id; the file's path and the parameters may hold brackets, too."""
-    prefix = f"{path}::" if test.startswith(f"{path}::") else ""
-    return prefix + test[len(prefix) :].partition("[")[0]
-
-
-def is_quarantined(place: Place, unit: Unit, test: str) -> bool:
-    """True when the test, or the function behind it, is in quarantine."""
-    return test in place.quarantine or base(unit.path, test) in place.quarantine
 
 
 def tests_text(tests: Sized) -> str:
@@ -211,7 +201,7 @@ def tests_text(tests: Sized) -> str:
 
 
 def _is_planned(unit: Unit, test: str) -> bool:
-    return not unit.tests or test in unit.tests or base(unit.path, test) in unit.tests
+    return not unit.tests or test in unit.tests or base_id(unit.path, test) in unit.tests
 
 
 def _without_result(
@@ -228,7 +218,7 @@ def _without_result(
     else:
         lost |= deselected
     named = trials.keys() | lost | left_out
-    lost |= set(unit.tests) - named - {base(unit.path, test) for test in named}
+    lost |= set(unit.tests) - named - {base_id(unit.path, test) for test in named}
     return lost if unit.tests or named else {unit.path}, left_out
 
 
@@ -243,11 +233,11 @@ def _verdict(results: list[Trial], *, quarantined: bool) -> tuple[TestVerdict, T
     return last.outcome, last
 
 
-def _of_test(test: JudgedTest, *, infra: bool) -> list[Finding]:
+def _of_test(test: JudgedTest, quarantine: str, *, infra: bool) -> list[Finding]:
     """What a person should hear of a test with that verdict; nothing of one that passed or was skipped."""
     if test.verdict in ("passed", "skipped", "lost"):
         return []
-    messages = {"flaky": "failed before it passed", "quarantined": "failed; it is in quarantine"}
+    messages = {"flaky": "failed before it passed", "quarantined": f"failed; it is in quarantine: {quarantine}"}
     times = f" in the last of {test.attempts} attempts" if test.attempts > 1 else ""
     message = messages.get(test.verdict, f"{test.verdict.replace('-', ' ')}{times}")
     causes: JobVerdict | None = "infra" if infra and test.verdict in BAD else None

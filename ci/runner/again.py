@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ci.journal import Collected, Journal, TestFinished, TestStarted
+from ci.journal import AnyEvent, Collected, Journal, TestFinished, TestStarted
 from ci.plan import PlannedJob, Shard, Unit
 from ci.runner.judge import BAD
 from ci.runner.units import reproduce_command
@@ -23,11 +23,16 @@ def failed_before(journal: Journal, shard: Shard) -> dict[UnitKey, tuple[str, ..
     """What of a shard is to run again, as `RunOptions.only` takes it: full ids, or () for a whole unit.
 
     To run again are tests whose last result is bad, tests without a result, and units that ran nothing. A unit
-    whose failure has no full ids (its file could not be collected, it is no test file) runs again as a whole.
+    whose failure has no full ids (its file could not be collected, it is no test file) runs again as a whole. Of
+    another shard than the journal's, only what the journal speaks of: the rest was never its to run.
     """
+    own = journal.head is None or journal.head.shard == shard.id
     again: dict[UnitKey, tuple[str, ...]] = {}
     for unit in shard.units:
-        tests = _failed(journal, unit)
+        events = [
+            e for e in journal.events if (getattr(e, "suite", ""), getattr(e, "unit", "")) == (unit.suite, unit.path)
+        ]
+        tests = _failed(events, unit) if events or own else None
         if tests is not None:
             again[unit.suite, unit.path] = tests
     return again
@@ -44,11 +49,10 @@ def reproduce(journal: Journal, test: str, job: PlannedJob) -> str:
     return "\n".join([*_told(journal, test), *_commands(journal, test, unit, job)]) + "\n"
 
 
-def _failed(journal: Journal, unit: Unit) -> tuple[str, ...] | None:
-    """Ids to run again, () for all of the unit, None for nothing."""
-    mine = [e for e in journal.events if getattr(e, "unit", "") == unit.path and getattr(e, "suite", "") == unit.suite]
-    collected = {test for e in mine if isinstance(e, Collected) for test in e.tests}
-    last = {e.test: e.outcome for e in mine if isinstance(e, TestFinished)}
+def _failed(events: Sequence[AnyEvent], unit: Unit) -> tuple[str, ...] | None:
+    """Ids of a unit to run again by its events, () for all of the unit, None for nothing."""
+    collected = {test for e in events if isinstance(e, Collected) for test in e.tests}
+    last = {e.test: e.outcome for e in events if isinstance(e, TestFinished)}
     bad = {test for test, outcome in last.items() if outcome in BAD} | (collected - last.keys())
     if not last or (bad and unit.kind != "pytest") or not bad <= collected:
         return ()

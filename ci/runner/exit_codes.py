@@ -14,10 +14,10 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     """SIGINT, SIGTERM or SIGHUP stopped the shard; the results so far are written."""
     FAILED = 1
-    """A test failed, crashed, timed out, or was planned and has no result."""
+    """A test out of quarantine failed, crashed or timed out, or a test was planned and has no result."""
     INFRA = 3
     """The host was not fit: a bad or busy GPU, a lock, ports, disk. No test is to blame."""
     NO_SIGNAL = 5
     """A unit ran no test, or all tests of the shard were skipped. pytest's code, too."""
     PASSED = 0
-    """Every planned test has a result and none is bad."""
+    """Every planned test has a result and none is bad, but for tests in quarantine."""

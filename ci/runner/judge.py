@@ -59,7 +59,7 @@ def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judge
         message = f"over the budget of the test{_stacks(ended)}"
         results = _all(seen.running, "timed-out", message)
         return Judgement("timed-out", _during(message, seen), results, seen.not_run)
-    left = oom or _left(ended)
+    left = oom or _PYTEST_EXITS.get(ended.exit_code or 0) or _left(ended)
     if seen.collected is None or seen.running or seen.not_run:
         detail = _during(left, seen)
         results = _all(victims, "crashed", left if seen.running else detail)
@@ -126,7 +126,7 @@ def _stopped(ended: Ended) -> Ending:
 def _left(ended: Ended) -> str:
     if ended.signal:
         return f"ended by {ended.signal}"
-    return _PYTEST_EXITS.get(ended.exit_code or 0, f"left with exit code {ended.exit_code}")
+    return f"left with exit code {ended.exit_code}"
 
 
 def _during(what: str, seen: Seen) -> str:

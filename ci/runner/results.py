@@ -24,6 +24,10 @@ class UnitResult:
     """Of the last attempt."""
     outcomes: Mapping[str, tuple[Outcome, ...]]
     """By full test id, the outcome of each attempt that reached it."""
+    messages: Mapping[str, str]
+    """By full test id, what its last failure said."""
+    quarantined: frozenset[str]
+    """Full ids of tests whose failure turns nothing red."""
     lost: tuple[str, ...]
     """Planned ids without any result."""
     seconds: float
@@ -38,18 +42,36 @@ class UnitResult:
     @property
     def counts(self) -> Counter[str]:
         """Tests by how they stand after the last attempt; passed after something else is `flaky`."""
-        counts = Counter(_standing(history) for history in self.outcomes.values())
-        return counts + Counter(lost=len(self.lost))
+        return Counter(self.standings.values()) + Counter(lost=len(self.lost))
+
+    @property
+    def standings(self) -> dict[str, str]:
+        """How each test stands after the last attempt, by full id."""
+        return {test: self._standing(test, history) for test, history in self.outcomes.items()}
 
     @property
     def bad(self) -> bool:
         """True when something is wrong with it beside lost tests."""
-        return self.failure is not None or any(self.counts[outcome] for outcome in BAD)
+        failed = any(self.counts[outcome] for outcome in BAD)
+        return failed or (self.failure is not None and not self._quarantine_explains)
 
     @property
     def good(self) -> bool:
         """True when nothing at all is wrong with it."""
-        return not self.bad and not self.lost and (self.ending == "completed" or self.counts["skipped"] > 0)
+        ended = self.ending == "completed" or self.counts["skipped"] > 0 or self._quarantine_explains
+        return not self.bad and not self.lost and ended
+
+    @property
+    def _quarantine_explains(self) -> bool:
+        """True when a test in quarantine is what went wrong with the last attempt."""
+        last = {self.outcomes[test][-1] for test in self.quarantined}
+        return bool(last & (BAD if self.ending == "completed" else {"crashed", "timed-out"}))
+
+    def _standing(self, test: str, history: Sequence[Outcome]) -> str:
+        failed = any(outcome in BAD for outcome in history)
+        if failed and test in self.quarantined:
+            return "quarantined"
+        return "flaky" if failed and history[-1] == "passed" else history[-1]
 
 
 @dataclass(frozen=True)
@@ -63,9 +85,3 @@ class RunResult:
     journal: Path
     junit: Path
     interrupted: str = ""
-
-
-def _standing(history: Sequence[Outcome]) -> str:
-    if history[-1] == "passed" and any(outcome in BAD for outcome in history):
-        return "flaky"
-    return history[-1]

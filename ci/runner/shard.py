@@ -96,7 +96,10 @@ class _Run:
             console.say(str(problem))
         not_run = tuple(wanted[len(results) :])
         code = _exit_code(results, not_run, fit=fit, interrupted=self.interrupts.received)
-        console.say(f"{_summary(results, not_run)}: {code.name.lower().replace('_', ' ')}; see {self.places.journal}")
+        verdict = code.name.replace("_", " ")
+        console.summary(
+            results, not_run, f"{verdict}: {_summary(results, not_run)}; all of it in {self.places.journal}"
+        )
         return RunResult(
             exit_code=code,
             units=tuple(results),
@@ -185,7 +188,7 @@ class _Run:
 def _summary(results: Sequence[UnitResult], not_run: Sequence[Unit]) -> str:
     counts = sum((result.counts for result in results), Counter[str]())
     parts = [f"{count} {name}" for name, count in counts.items()]
-    parts += [f"{len(not_run)} units not run"] if not_run else []
+    parts += [f"{len(not_run)} file{'s' * (len(not_run) != 1)} not run"] if not_run else []
     return ", ".join(parts) or "no result"
 
 
@@ -202,4 +205,5 @@ def _exit_code(results: Sequence[UnitResult], not_run: Sequence[Unit], *, fit: b
         return ExitCode.NO_SIGNAL
     if counts["lost"] or not_run:
         return ExitCode.FAILED
-    return ExitCode.PASSED if counts["passed"] + counts["flaky"] else ExitCode.NO_SIGNAL
+    ran = counts["passed"] + counts["flaky"] + counts["quarantined"]
+    return ExitCode.PASSED if ran else ExitCode.NO_SIGNAL

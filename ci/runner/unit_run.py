@@ -24,6 +24,7 @@ def run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResult
     started = time.monotonic()
     planned = attempt.unit.tests if attempt.only is None else attempt.only
     outcomes: dict[str, tuple[Outcome, ...]] = {}
+    messages: dict[str, str] = {}
     made: list[AttemptResult] = []
     following: Attempt | None = attempt
     while following is not None:
@@ -32,12 +33,16 @@ def run_unit(attempt: Attempt, context: Context, console: Console) -> UnitResult
         made.append(attempts.run(attempt, context))
         for event in made[-1].finished:
             outcomes[event.test] = (*outcomes.get(event.test, ()), event.outcome)
+            if event.outcome in BAD:
+                messages[event.test] = event.message
         following = _next(attempt, made, context)
     last = made[-1]
     return UnitResult(
         unit=attempt.unit,
         ending=last.judgement.ending,
         outcomes=outcomes,
+        messages=messages,
+        quarantined=frozenset(test for test in outcomes if attempt.job.quarantined(attempt.unit.path, test)),
         lost=tuple(test for test in planned if not _has_result(test, outcomes)),
         seconds=time.monotonic() - started,
         attempts=attempt.number,

@@ -26,7 +26,8 @@ from ci.spec.violations import Violation, missing_values, violations
 
 FOLDER = "workflows"
 FLEET_FILE = "runners.yml"
-OTHER_FILES = frozenset({FLEET_FILE, "actions.lock.yml"})
+QUARANTINE_FILE = "quarantine.yml"
+OTHER_FILES = frozenset({FLEET_FILE, QUARANTINE_FILE, "actions.lock.yml"})
 """Files of the folder that are no workflows."""
 
 M = TypeVar("M", bound=BaseModel)
@@ -67,6 +68,16 @@ def load(root: Path, *, today: date) -> Specs:
     if problems or fleet is None:
         raise SpecError(problems)
     return Specs(fleet, workflows, documents)
+
+
+def load_file(path: Path, model: type[M]) -> tuple[Document, M]:
+    """A file of the folder that is no workflow, and its text. Raises SpecError with all problems."""
+    problems: list[Problem] = []
+    document = _read(path, problems)
+    parsed, found, _ = _parse(document, model) if document else (None, [], set())
+    if document is None or parsed is None or found:
+        raise SpecError([*problems, *found])
+    return document, parsed
 
 
 def field_name(path: Iterable[str | int]) -> str:

@@ -41,6 +41,12 @@ _STATEMENT = re.compile(rb"\b(?:suite|" + "|".join(REGISTRATIONS).encode() + rb"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def base_id(path: str, test: str) -> str:
+    """The id without parameters; the file's path and the parameters themselves may hold brackets, too."""
+    prefix = f"{path}::" if test.startswith(f"{path}::") else ""
+    return prefix + test[len(prefix) :].partition("[")[0]
+
+
 @dataclass(frozen=True)
 class StaticTest:
     """A test that pytest is certain to collect. `id` has no parameters: `path::Class::test_name`."""

@@ -217,10 +217,13 @@ def test_an_unplanned_result_is_named_and_red_only_when_it_is_bad(judged: Callab
 def test_a_quarantined_failure_is_shown_and_not_red(plan: Plan, record: Record) -> None:
     attempt = {"results": {A: "passed", f"{B}[0]": "failed", C: "passed"}}
     journal = record(plan, "mla", "1-of-1", {F: [attempt]}, exit_code=1)
-    night = judge(plan, results(mla="failure"), [journal], {B: "known race"})
-    assert verdicts(night)[f"{B}[0]"] == "quarantined"
-    assert night.verdict == "passed"
     assert judge(plan, results(mla="failure"), [journal]).verdict == "failed"
+    jobs = tuple(job.model_copy(update={"quarantine": {B: "known race"}}) for job in plan.jobs)
+    plan = plan.model_copy(update={"jobs": jobs}).sealed()
+    night = judge(plan, results(mla="failure"), [record(plan, "mla", "1-of-1", {F: [attempt]}, exit_code=1)])
+    assert verdicts(night)[f"{B}[0]"] == "quarantined"
+    assert [one.message for one in night.findings] == ["failed; it is in quarantine: known race"]
+    assert night.verdict == "passed"
 
 
 # --- journals --------------------------------------------------------------------------------------------

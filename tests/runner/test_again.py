@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from ci.plan import Shard
 from ci.runner.again import UnknownTest, failed_before, reproduce
 from tests.runner.harness import Bench, plan, unit
 
@@ -51,6 +52,15 @@ def test_what_never_ran_runs_again_as_a_whole(bench: Bench) -> None:
     units = (unit(script, script, kind="script"), unit("test_never.py"))
     bench.run(units[0])
     assert failed_before(bench.journal(), plan(*units).shards[0]) == {("s", "test_never.py"): ()}
+
+
+def test_of_another_shard_only_what_the_journal_speaks_of_runs_again(bench: Bench) -> None:
+    moved, other = unit(bench.file("def test_a(): assert 0", "test_moved.py")), unit("test_other.py")
+    bench.run(moved)
+    shards = [Shard(index=2, count=2, seconds=1, units=(moved, other)), plan(moved, other).shards[0]]
+    again = [failed_before(bench.journal(), shard) for shard in shards]
+    assert again[0] == {("s", "test_moved.py"): ("test_moved.py::test_a",)}
+    assert again[1] == again[0] | {("s", "test_other.py"): ()}
 
 
 def test_a_test_is_reproduced_by_commands_that_a_shell_understands(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from ci.journal import UnitFinished
 from ci.runner import gpu_care, gpus, host, kernel_log
 from ci.runner.exit_codes import ExitCode
 from ci.runner.gpu_facts import Facts, parse_smi, query
-from ci.runner.gpus import Need, NotAssignable, assigned, doctor, judge
+from ci.runner.gpus import HostReport, Need, NotAssignable, assigned, doctor, judge
 from tests.runner.harness import Bench, unit
 
 DATA = Path(__file__).parent / "data" / "gpus"
@@ -56,6 +56,15 @@ def test_a_host_is_judged(name: str, need: int, kernel: str, status: str, text: 
     found, texts = report(name, need=need, kernel=kernel)
     assert found == status
     assert text in texts
+
+
+def test_the_answer_of_a_real_h200_reads_back_and_is_judged_fit() -> None:
+    recorded = HostReport.model_validate_json((DATA / "h200-doctor.json").read_text())
+    assert (recorded.status, recorded.problems, recorded.facts.source) == ("ok", (), "nvml")
+    (gpu,) = recorded.assigned_gpus
+    assert (gpu.name, gpu.sm, gpu.memory_used, gpu.mig) == ("NVIDIA H200", 90, 0, None)
+    assert round((gpu.memory_total or 0) / 2**30) == 140
+    assert judge(recorded.facts, assigned(recorded.assigned[0], recorded.facts.gpus), Need(gpus=1, sm=90)) == ()
 
 
 def test_a_gpu_of_another_architecture_than_the_pool_says_is_bad() -> None:

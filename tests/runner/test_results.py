@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from ci.journal import TestFinished
 from ci.runner.exit_codes import ExitCode
 from tests.runner.harness import Bench, unit
 
@@ -164,11 +165,74 @@ def test_the_console_shows_a_bad_units_log_and_lets_no_test_speak_to_github(
     bad = bench.file("def test_b():\n    print('\\n::error::x ##[error]y')\n    assert 0", "test_bad.py")
     bench.run(unit(good), unit(bad), options={"quiet": False})
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("[1/2] ok       test_good.py (s): 1 passed, ")
-    assert lines[1].startswith("[2/2] FAILED   test_bad.py (s): 1 failed, ")
+    assert lines[0] == "[1/2] begins   test_good.py (s), predicted 1s"
+    assert lines[1].startswith("[1/2] ok       test_good.py (s): 1 passed, ")
+    assert lines[3].startswith("[2/2] FAILED   test_bad.py (s): 1 failed, ")
     assert "    | ::error::x # #[error]y" in lines
     assert "    | E       assert 0" in lines or "    | E   assert 0" in lines
-    assert lines[-1] == f"1 passed, 1 failed: failed; see {bench.root}/results/journal.jsonl"
+    assert lines[-1] == f"FAILED: 1 passed, 1 failed; all of it in {bench.root}/results/journal.jsonl"
+
+
+def test_a_run_ends_with_a_table_and_what_failed_in_any_attempt_with_its_command(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = bench.file("def test_a(): pass", "test_good.py")
+    bad = bench.file(
+        """
+        import os
+        def test_fails(): raise ValueError("##[error]no\\nmore")
+        def test_dies(): os.abort()
+        def test_passes(): pass
+        """,
+        "test_bad.py",
+    )
+    bench.run(unit(good), unit(bad, f"{bad}::test_gone"), unit("never.py"), options={"quiet": False})
+    out = capsys.readouterr().out
+    table = [line.split() for line in out.partition("RESULT")[2].splitlines()[1:4]]
+    assert [(row[0], row[2]) for row in table[:2]] == [("ok", good), ("FAILED", bad)]
+    end = out.partition("to look at: ")[2]
+    assert end.startswith(
+        f"4\n  failed  {bad}::test_fails\n      | call: ValueError: # #[error]no\n"
+        f"      $ python -m pytest {bad}::test_fails\n"
+        f"  crashed  {bad}::test_dies\n      | ended by SIGABRT\n      $ python -m pytest {bad}::test_dies\n"
+        f"  lost  {bad}::test_gone\n      | no result: its file completed without it\n"
+        "  crashed  never.py\n      | pytest could not start: bad options, or an error in a conftest (exit code 4)"
+    )
+
+
+QUARANTINED = """
+    import os, pytest
+    def test_good(): pass
+    @pytest.mark.parametrize("i", [1, 2])
+    def test_races(i): assert i == 1
+    def test_aborts(): os.abort()
+"""
+
+
+@pytest.mark.parametrize(
+    ("quarantine", "code"),
+    [
+        ({"test_it.py::test_races": "r", "test_it.py::test_aborts": "r"}, ExitCode.PASSED),
+        ({"test_it.py::test_races[2]": "r", "test_it.py::test_a*": "r"}, ExitCode.PASSED),
+        ({"test_it.py::test_races[1]": "r", "test_it.py::test_aborts": "r"}, ExitCode.FAILED),
+        ({"test_it.py::test_races": "r"}, ExitCode.FAILED),
+    ],
+)
+def test_tests_in_quarantine_run_and_their_failure_alone_turns_nothing_red(
+    bench: Bench, quarantine: dict[str, str], code: ExitCode
+) -> None:
+    night = bench.run_file(QUARANTINED, "test_good", "test_races", "test_aborts", quarantine=quarantine)
+    assert night.results == {
+        "test_good": ["passed"], "test_races[1]": ["passed"], "test_races[2]": ["failed"], "test_aborts": ["crashed"],
+    }  # fmt: skip
+    assert night.result.exit_code is code
+
+
+def test_quarantine_excuses_no_process_that_dies_after_its_tests(bench: Bench) -> None:
+    bench.file("import os\ndef pytest_unconfigure(): os.abort()", "conftest.py")
+    night = bench.run_file("def test_a(): assert 0", "test_a", quarantine={"test_it.py::test_a": "r"})
+    assert night.results == {"test_a": ["failed"]}
+    assert night.result.exit_code is ExitCode.FAILED
 
 
 def test_results_of_pytest_xdist_come_once(bench: Bench) -> None:
@@ -195,6 +259,7 @@ def test_a_script_has_one_result(bench: Bench, source: str, ending: str, outcome
     name = bench.file(source, "script.py")
     night = bench.run(unit(name, name, kind="script"))
     assert (night.endings, night.results.get(name)) == ([ending], outcomes)
+    assert "pytest" not in "".join(event.message for event in night.of(TestFinished))
 
 
 JUNIT = """<testsuite><testcase classname="k" name="a" time="1"/><testcase classname="k" name="b">
