@@ -41,10 +41,14 @@ def _show(report: HostReport) -> None:
         (str(gpu.index), gpu.name, gpu.uuid, str(gpu.sm or ""), _gib(gpu.memory_used), _gib(gpu.memory_total))
         for gpu in report.assigned_gpus
     ]
-    print_table(("GPU", "name", "UUID", "SM", "used", "memory"), rows, right=("GPU", "SM", "used", "memory"))
+    if rows:
+        print_table(("GPU", "name", "UUID", "SM", "used", "memory"), rows, right=("GPU", "SM", "used", "memory"))
     for problem in report.problems:
         click.echo(f"{problem.status}: {problem.text}")
-    click.echo(f"\n{report.host}: {report.status}, {len(rows)} GPUs assigned, asked in {report.seconds:.1f} s.")
+    if not report.facts.gpus and not report.problems:
+        click.echo(f"no GPU, and none asked for: {report.facts.problem or 'the driver lists none'}")
+    gpus = f"{len(rows)} GPU{'s' * (len(rows) != 1)}"
+    click.echo(f"\n{report.host}: {report.status}, {gpus} assigned, asked in {report.seconds:.1f} s.")
 
 
 def _gib(size: int | None) -> str:
