@@ -8,7 +8,7 @@ contract against your own backend (docs/backends.md).
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +83,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("driver", [drivers[name] for name in chosen], ids=chosen)
 
 
+@pytest.fixture(scope="session")
+def isolated() -> Iterator[Any]:
+    """A process for what may cost its CUDA context; it starts when it is first called."""
+    from gpu_tests.contract.isolated import Isolated
+
+    with Isolated() as process:
+        yield process
+
+
 @pytest.fixture
-def contract(driver: Any, request: pytest.FixtureRequest) -> Callable[[Any], None]:
+def contract(driver: Any, isolated: Any, request: pytest.FixtureRequest) -> Callable[[Any], None]:
     """`contract(scenario)` fails, with the report, if the backend under test breaks the contract there."""
     from gpu_tests.backends.protocol import NotSupported
-    from gpu_tests.contract.verify import DEFAULT_BACKEND, ContractViolation, load_factory, verify
+    from gpu_tests.contract import verify
 
-    path = request.config.getoption("--backend") or DEFAULT_BACKEND
-    factory = load_factory(path)
+    path = request.config.getoption("--backend") or verify.DEFAULT_BACKEND
+    name = driver.device.type
+
+    def judged(scenario: Any) -> verify.Verdict:
+        if driver.capabilities.fatal_faults:
+            return verify.isolated_verdict(isolated, scenario, path, name)
+        command = verify.reproduce(scenario, path, name)
+        return verify.verdict(scenario, verify.load_factory(path), driver, command)
 
     def check(scenario: Any) -> None:
         try:
-            verify(scenario, factory, driver, path, driver.device.type)
+            verify.verify(scenario, judged)
         except NotSupported as reason:
             pytest.skip(f"{path} does not serve this world: {reason}")
-        except ContractViolation as violation:
+        except verify.ContractViolation as violation:
             pytest.fail(str(violation), pytrace=False)
 
     return check

@@ -154,7 +154,8 @@ def _outputs(execution: Execution, dtype: torch.dtype, check: str, record: Repla
 
 
 def _row_errors(execution: Execution, step: int, expected: Expected, dtype: torch.dtype) -> list[RowError]:
-    return row_errors(_rows(execution, step, expected), expected.oracle, expected.low_precision, dtype)[:1]
+    out, roundings = _rows(execution, step, expected), expected.roundings
+    return row_errors(out, expected.oracle, expected.low_precision, dtype, roundings=roundings)[:1]
 
 
 def _rows(execution: Execution, step: int, expected: Expected) -> Tensor:

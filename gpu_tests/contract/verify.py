@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from gpu_tests.backends.protocol import BackendFactory
-from gpu_tests.contract.checks import Finding, headline, judge
+from gpu_tests.backends.protocol import BackendFactory, NotSupported
+from gpu_tests.contract.checks import CHECKS, Finding, judge
 from gpu_tests.contract.drive import run
+from gpu_tests.contract.isolated import ContextLost, Isolated
 from gpu_tests.contract.report import report
 from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
-from gpu_tests.graphs import GraphDriver
+from gpu_tests.graphs import GraphDriver, available_drivers
 
 DEFAULT_BACKEND = "gpu_tests.backends:default_backend"
 
@@ -56,25 +58,59 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
     return scenario
 
 
-def verify(
-    scenario: Scenario,
-    factory: BackendFactory,
-    driver: GraphDriver,
-    backend_path: str = DEFAULT_BACKEND,
-    driver_name: str = "cpu",
-) -> None:
-    """Raise ContractViolation, with the shortest scenario that shows it, if the backend breaks the contract."""
-    found = findings(scenario, factory, driver)
+@dataclass(frozen=True)
+class Verdict:
+    """What the contract says of one scenario.  No headline: it holds.  not_supported: why it does not apply."""
+
+    headline: str | None = None
+    checks: tuple[str, ...] = ()
+    report: str = ""
+    not_supported: str = ""
+
+
+def verdict(scenario: Scenario, factory: BackendFactory, driver: GraphDriver, command: str = "") -> Verdict:
+    """Run the scenario; `command` is what the report says to reproduce it."""
+    try:
+        found = findings(scenario, factory, driver)
+    except NotSupported as reason:
+        return Verdict(not_supported=str(reason))
     if not found:
+        return Verdict()
+    checks = tuple(check for check in CHECKS if any(f.check == check for f in found))
+    return Verdict(checks[0], checks, report(found, scenario, command))
+
+
+def verdict_of_text(scenario: str, backend_path: str, driver_name: str) -> dict[str, Any]:
+    """`verdict` with arguments and result as JSON: for a process of its own."""
+    (driver,) = (d for d in available_drivers() if d.device.type == driver_name)
+    parsed = Scenario.parse(scenario)
+    command = reproduce(parsed, backend_path, driver_name)
+    return asdict(verdict(parsed, load_factory(backend_path), driver, command))
+
+
+def isolated_verdict(process: Isolated, scenario: Scenario, backend_path: str, driver_name: str) -> Verdict:
+    """`verdict` in a process that may lose its CUDA context; a loss without a finding is a failed replay."""
+    try:
+        answer = process.call("gpu_tests.contract.verify:verdict_of_text", str(scenario), backend_path, driver_name)
+    except ContextLost as reason:
+        command = reproduce(scenario, backend_path, driver_name)
+        text = f"replay fails in {scenario}\n\nthe CUDA context was lost: {reason}\n\nreproduce: {command}"
+        return Verdict("replay", ("replay",), text)
+    return Verdict(**{**answer, "checks": tuple(answer["checks"])})
+
+
+def verify(scenario: Scenario, judged: Callable[[Scenario], Verdict]) -> None:
+    """Raise ContractViolation, with the shortest scenario that shows it, if the backend breaks the contract.
+
+    Raises NotSupported for a world that the backend does not serve.
+    """
+    first = judged(scenario)
+    if first.not_supported:
+        raise NotSupported(first.not_supported)
+    if first.headline is None:
         return
-    first = headline(found)
-
-    def fails(candidate: Scenario) -> bool:
-        return any(f.check == first for f in findings(candidate, factory, driver))
-
-    shortest = shrink(scenario, fails)
-    command = reproduce(shortest, backend_path, driver_name)
-    raise ContractViolation("\n" + report(findings(shortest, factory, driver), shortest, command))
+    shortest = shrink(scenario, lambda candidate: first.headline in judged(candidate).checks)
+    raise ContractViolation("\n" + judged(shortest).report)
 
 
 def reproduce(scenario: Scenario, backend_path: str, driver_name: str) -> str:

@@ -1,4 +1,7 @@
-"""`python -m gpu_tests.faults`: the kill matrix, faults x checks."""
+"""`python -m gpu_tests.faults`: the kill matrix, faults x checks.
+
+On a GPU the faults run in several processes, each with a time limit; `--json FILE` is rewritten after every result.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import difflib
 import string
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpu_tests.contract.checks import CHECKS
-from gpu_tests.faults import EQUIVALENTS, FAULTS, docs
-from gpu_tests.faults.matrix import Kill, as_json, kill, kill_all
-from gpu_tests.graphs import available_drivers
+from gpu_tests.faults import EQUIVALENTS, FAULTS, Fault, docs
+from gpu_tests.faults.matrix import Kill, environment_of, kill_all, store
+from gpu_tests.graphs import GraphDriver, available_drivers
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu_tests.faults", description=__doc__)
     parser.add_argument("ids", nargs="*", metavar="ID", help="faults to run (default: all)")
     parser.add_argument("--driver", default="cpu", choices=sorted(drivers))
-    parser.add_argument("--json", action="store_true", help="print the matrix as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the matrix there as well, result by result")
+    parser.add_argument("--workers", type=int, help="processes on a GPU (default: 8, at most one a core)")
     parser.add_argument("--show", action="store_true", help="print the diffs of the faults instead of running them")
     parser.add_argument("--docs", action="store_true", help=f"write docs/{docs.PAGE.name}")
-    parser.add_argument("--in-process", action="store_true", help="do not give each fault a process on a GPU")
     args = parser.parse_args(argv)
     for name in args.ids:
         if name not in everything:
@@ -33,12 +37,22 @@ def main(argv: list[str] | None = None) -> int:
     if args.show:
         print("\n\n".join(f"# {f.id} ({f.operator}, {f.source}): {f.what}\n{f.patch}" for f in chosen))
         return 0
-    driver = drivers[args.driver]
-    kills = [kill(f, driver) for f in chosen] if args.in_process else list(kill_all(chosen, driver))
+    kills = run(chosen, drivers[args.driver], args.json, args.workers)
     if args.docs:
-        docs.PAGE.write_text(docs.page(kills))
-    print(as_json(kills)) if args.json else show(kills)
+        docs.PAGE.write_text(docs.page(kills, docs.stored_on_gpu()))
+    show(kills)
     return 0 if all(k.caught for k in kills) else 1
+
+
+def run(chosen: Sequence[Fault], driver: GraphDriver, file: Path | None, workers: int | None) -> list[Kill]:
+    """The kills in the order of the faults; each is written to `file`, and to stderr, as it comes."""
+    environment, done = environment_of(driver), dict[str, Kill]()
+    for count, result in enumerate(kill_all(chosen, driver, workers), start=1):
+        done[result.fault] = result
+        print(f"{count}/{len(chosen)} {result.fault}: {result.verdict}", file=sys.stderr, flush=True)
+        if file is not None:
+            store(file, environment, done.values())
+    return [done[fault.id] for fault in chosen]
 
 
 def show(kills: Sequence[Kill]) -> None:
@@ -47,7 +61,7 @@ def show(kills: Sequence[Kill]) -> None:
         _show_table(kills)
     else:
         for k in kills:
-            print(k.operator, k.fault, k.headline or k.died or "NOT CAUGHT", ",".join(k.checks), sep="\t")
+            print(k.operator, k.fault, k.verdict, ",".join(k.checks), sep="\t")
     caught = sum(k.caught for k in kills)
     print(f"{caught} of {len(kills)} faults caught")
 
@@ -65,7 +79,7 @@ def _show_table(kills: Sequence[Kill]) -> None:
     for k in kills:
         marks = ["●" if c == k.headline else "·" if c in k.checks else "" for c in CHECKS]
         style = "" if k.caught else "red"
-        table.add_row(f"{k.operator:4}{k.fault}{f' ({k.died})' if k.died else ''}", *marks, style=style)
+        table.add_row(f"{k.operator:4}{k.fault}{'' if k.headline else f' ({k.verdict})'}", *marks, style=style)
     console.print(table)
     console.print(*(f"{letter} {check}" for check, letter in letters.items()), sep="   ", highlight=False)
     console.print("● the check nearest to the cause   · fires as well")

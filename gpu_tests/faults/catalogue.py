@@ -54,7 +54,7 @@ class Fault:
     """One fault, or an equivalent, which is correct code written otherwise and must not be flagged.
 
     source: public thread.  where: what the diff changes.  scenario: text of one scenario that catches it.  patch: the
-    diff, as the source of what is changed.
+    diff, as the source of what is changed.  not_on_gpu: why real CUDA graphs cannot show it, if they cannot.
     """
 
     id: str
@@ -65,15 +65,16 @@ class Fault:
     scenario: str
     factory: BackendFactory
     patch: str
+    not_on_gpu: str = ""
 
 
 FAULTS: dict[str, Fault] = {}
 EQUIVALENTS: dict[str, Fault] = {}
 
 
-def fault(id: str, operator: str, source: str, what: str, scenario: str) -> Callable[[Any], Any]:
+def fault(id: str, operator: str, source: str, what: str, scenario: str, not_on_gpu: str = "") -> Callable[[Any], Any]:
     """Register a backend class, or a kernel function, as a fault."""
-    return _register(FAULTS, id, operator, source, what, scenario)
+    return _register(FAULTS, id, operator, source, what, scenario, not_on_gpu)
 
 
 def equivalent(id: str, what: str, scenario: str) -> Callable[[Any], Any]:
@@ -88,6 +89,7 @@ def _register(
     source: str,
     what: str,
     scenario: str,
+    not_on_gpu: str = "",
 ) -> Callable[[Any], Any]:
     def register(patched: Any) -> Any:
         if id in FAULTS or id in EQUIVALENTS:
@@ -95,7 +97,7 @@ def _register(
         text = inspect.getsource(patched)
         patch = text[re.search(r"^(class|def) ", text, re.M).start() :]  # type: ignore[union-attr]
         where, factory = _planted(patched)
-        into[id] = Fault(id, operator, source, what, where, scenario, factory, patch)
+        into[id] = Fault(id, operator, source, what, where, scenario, factory, patch, not_on_gpu)
         return patched
 
     return register

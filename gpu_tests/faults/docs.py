@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_tests.contract.checks import CHECKS
-from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS
-from gpu_tests.faults.matrix import Kill
+from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS, Fault
+from gpu_tests.faults.matrix import STORED, Kill, load
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -27,8 +28,20 @@ REPOSITORIES = {
 }
 
 
-def page(kills: Sequence[Kill]) -> str:
-    """The page, from the catalogue and one kill a fault."""
+@dataclass(frozen=True)
+class OnGpu:
+    """The matrix as it was measured on real CUDA graphs: where, and the kills by fault."""
+
+    environment: Mapping[str, str]
+    kills: Mapping[str, Kill]
+
+
+def stored_on_gpu() -> OnGpu | None:
+    return OnGpu(*load(STORED)) if STORED.exists() else None
+
+
+def page(kills: Sequence[Kill], on_gpu: OnGpu | None) -> str:
+    """The page, from the catalogue, one kill a fault on the emulation, and what was measured on a GPU, if anything."""
     by_id = {k.fault: k for k in kills}
     lines = [
         "# Seeded faults",
@@ -39,12 +52,12 @@ def page(kills: Sequence[Kill]) -> str:
         "contract catches every one of them in the scenario named here. Of the checks that fire, the one nearest to",
         "the cause is in bold. `python -m gpu_tests.faults --show ID` prints a diff.",
         "",
+        *_summary(on_gpu),
+        "",
     ]
     for operator, meaning in OPERATORS.items():
         lines += [f"## {operator}: {meaning}", ""]
         for fault in (f for f in FAULTS.values() if f.operator == operator):
-            k = by_id[fault.id]
-            others = [c for c in CHECKS if c in k.checks and c != k.headline]
             lines += [
                 f"### {fault.id}",
                 "",
@@ -53,12 +66,39 @@ def page(kills: Sequence[Kill]) -> str:
                 f"- source: {link(fault.source)}",
                 f"- changes: {fault.where}",
                 f"- scenario: `{fault.scenario}`",
-                f"- caught by: **{k.headline}**{', ' + ', '.join(others) if others else ''}",
+                f"- caught by: {_caught_by(by_id[fault.id])}",
+                *([f"- on a GPU: {_on_gpu(fault, on_gpu)}"] if on_gpu else []),
                 "",
             ]
     lines += ["## Correct code written otherwise", "", "It must not be flagged, and is not:", ""]
     lines += [f"- `{e.id}`: {e.what} (`{e.scenario}`)" for e in EQUIVALENTS.values()]
     return "\n".join(lines) + "\n"
+
+
+def _summary(on_gpu: OnGpu | None) -> list[str]:
+    if on_gpu is None:
+        return ["Measured on the emulation of CUDA graphs; no run on a GPU is stored yet."]
+    of = on_gpu.environment
+    caught = sum(k.caught for name, k in on_gpu.kills.items() if name in FAULTS)
+    return [
+        '"Caught by" is measured on the emulation of CUDA graphs, "on a GPU" on real ones',
+        f"({of['device']}, torch {of['torch']}): {caught} of {len(FAULTS)} are caught there.",
+    ]
+
+
+def _caught_by(k: Kill) -> str:
+    if k.headline is None:
+        return f"**{k.verdict}**"
+    others = [c for c in CHECKS if c in k.checks and c != k.headline]
+    return ", ".join([f"**{k.headline}**", *others])
+
+
+def _on_gpu(fault: Fault, on_gpu: OnGpu) -> str:
+    """What was measured; for a fault that a GPU does not show, the reason."""
+    k = on_gpu.kills.get(fault.id)
+    if k is None:
+        return "not measured"
+    return _caught_by(k) if k.caught or not fault.not_on_gpu else f"cannot show: {fault.not_on_gpu}"
 
 
 def link(source: str) -> str:

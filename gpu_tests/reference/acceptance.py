@@ -57,9 +57,11 @@ def row_errors(
     lowp_out: Tensor,
     dtype: torch.dtype,
     weight_rounding: Tensor | None = None,
+    roundings: int = 1,
 ) -> list[RowError]:
     """The rows of `out` [T, H, Dv] that are not accepted, in order. `dtype` is the one that `out` was rounded
-    to.
+    to, `roundings` how many results were on the way, each of which counts `u` once (absorbed MLA: the query,
+    the latent output, the output).
 
     `lowp_out` [T, H, Dv] comes from `low_precision`, `weight_rounding` [T, H, Dv] from the function of that
     name. Raises ValueError if the shapes differ.
@@ -75,7 +77,7 @@ def row_errors(
         weights = 2 * norm(lowp_out.double() - ref)
         if weight_rounding is not None:
             weights = torch.maximum(weights, norm(weight_rounding))
-        bound = weights + unit * norm(ref)
+        bound = weights + roundings * unit * norm(ref)
         for token, head in (
             (error > bound).nonzero().tolist()
         ):  # NaN compares false: anomalies are found above
