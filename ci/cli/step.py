@@ -152,7 +152,7 @@ def _latest_plan() -> Plan | None:
         found = _ATTEMPT.search(path.parent.name)
         return int(found[1]) if found else 0
 
-    files = sorted(ARTIFACTS.rglob("plan.json"), key=attempt)
+    files = sorted(ARTIFACTS.glob("plan-a*/plan.json"), key=attempt)
     return load_plan(files[-1]) if files else None
 
 

@@ -144,6 +144,71 @@ def test_a_rerun_of_failed_jobs_keeps_the_plan_of_the_first_attempt(step: Any, t
     assert shards == {"1-of-2": 1, "2-of-2": 2}
 
 
+def test_of_two_plans_the_last_attempts_counts_and_a_kept_file_of_that_name_is_none(step: Any, tmp_path: Path) -> None:
+    for attempt, text in (("9", "report"), ("10", "alpha")):
+        assert step("plan", NIGHTCAP_INPUTS=json.dumps({"job_filter": text})).returncode == 0
+        keep(tmp_path, f"plan-a{attempt}")
+    kept = tmp_path / ".nightcap/artifacts/journal-alpha-1-of-2-a10/artifacts/plan-a11/plan.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_that_was_changed_on_its_way_starts_nothing(step: Any, tmp_path: Path) -> None:
+    assert step("plan", NIGHTCAP_INPUTS='{"job_filter": "alpha"}').returncode == 0
+    keep(tmp_path, "plan-a1")
+    file = tmp_path / ".nightcap/artifacts/plan-a1/plan.json"
+    file.write_text(file.read_text().replace('"file_timeout": 300', '"file_timeout": 299'))
+    done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
+    assert done.returncode == 2
+    assert "no intact plan.json" in done.stderr
+
+
+def test_a_pools_commands_run_before_the_tests_unless_the_host_is_ready(step: Any, tmp_path: Path) -> None:
+    setup = '[echo one > made, "false | cat", echo two > made]'
+    (tmp_path / "workflows/runners.yml").write_text(RUNNERS.replace("hosted: true", f"hosted: true, setup: {setup}"))
+    assert step("plan").returncode == 0
+    keep(tmp_path, "plan-a1")
+    ready = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
+    assert ready.returncode == 0, ready.stderr
+    assert not (tmp_path / "made").exists()
+    done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2", NIGHTCAP_BIN="")
+    assert done.returncode == 2
+    assert "a set-up command of pool cpu failed with exit code 1" in done.stderr
+    assert (tmp_path / "made").read_text() == "one\n"
+
+
+def test_what_a_test_prints_or_is_called_is_no_command_to_github(step: Any, tmp_path: Path) -> None:
+    names = ["::error::x", "a|b", "<script>", "`x`", "new\nline", "%0A::set-output name=x::y", "x" * 3000, "##[error]y"]
+    test = f"""\
+import pytest
+pytestmark = pytest.mark.suite("alpha")
+
+
+@pytest.mark.parametrize("name", {names!r}, ids=lambda name: name)
+def test_it(name):
+    print(name)
+    raise AssertionError(f"\\n::warning::{{name}}\\n##[group]x\\n")
+"""
+    (tmp_path / "tests/test_a.py").write_text(test)
+    assert step("plan", NIGHTCAP_INPUTS='{"job_filter": "alpha"}').returncode == 0
+    keep(tmp_path, "plan-a1")
+    printed = ""
+    for shard in ("1-of-2", "2-of-2"):
+        printed += step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD=shard).stdout
+        keep(tmp_path, f"journal-alpha-{shard}-a1")
+    needs = {"plan": {"result": "success"}, "alpha": {"result": "failure"}, "report": {"result": "skipped"}}
+    done = step("gate", NIGHTCAP_NEEDS=json.dumps(needs))
+    assert done.returncode == 1
+    lines = (printed + done.stdout).splitlines()
+    commands = [line for line in lines if line.lstrip().startswith("::")]
+    assert commands
+    assert all(line.startswith(("::error title=", "::group::", "::endgroup::")) for line in commands)
+    assert not [line for line in lines if "##[" in line and line not in commands]
+    assert "<script>" not in (tmp_path / "summary").read_text()
+
+
 def test_without_a_plan_the_gate_is_red(step: Any, tmp_path: Path) -> None:
     needs = {"plan": {"result": "failure", "outputs": {"error": "nothing matches"}}}
     done = step("gate", NIGHTCAP_NEEDS=json.dumps(needs))
