@@ -94,6 +94,34 @@ def test_a_shard_that_starts_after_an_expiry_still_agrees_with_its_plan(reposito
         later.agree(plan.model_copy(update={"filter": "attention"}).sealed())
 
 
+def test_a_job_takes_along_all_that_its_host_needs(repository: Any) -> None:
+    spec = """\
+env: {LEVEL: 1, DEBUG: true}
+jobs:
+  attention:
+    {pool: gpu, suites: [mla], timeout: 2h, file_timeout: 40m, env: {LEVEL: "2"}, artifacts: ["*.log"]}
+  report: {pool: cpu, commands: [echo], timeout: 5m}
+"""
+    plan = repository(spec, {"tests/test_a.py": file_of("mla")})()
+    job, report = plan.jobs
+    assert job.env == {"LEVEL": "2", "DEBUG": "true"}
+    assert (job.pool, job.gpus, job.sm, job.setup) == ("gpu", 1, 90, ("echo ready",))
+    assert (job.timeout, job.file_timeout, job.artifacts) == (7200, 2400, ("*.log",))
+    assert (report.timeout, report.file_timeout, report.env["LEVEL"]) == (300, 300, "1")
+
+
+def test_a_file_whose_tests_cannot_be_listed_is_planned_as_a_whole(repository: Any) -> None:
+    shared = 'import pytest\nfrom shared import TestShared\npytestmark = pytest.mark.suite("mla")\n'
+    units = repository(ATTENTION.replace("SHARDS", "1"), {"tests/test_a.py": shared})().job("attention").shards[0].units
+    assert [(unit.path, unit.tests) for unit in units] == [("tests/test_a.py", ())]
+
+
+def test_a_command_that_shards_itself_runs_in_every_shard_beside_test_files(repository: Any) -> None:
+    spec = "suites:\n  own: {command: run, est: 5m}\n" + ATTENTION.replace("[mla]", "[mla, own]")
+    shards = repository(spec.replace("SHARDS", "3"), {"tests/test_a.py": file_of("mla")})().job("attention").shards
+    assert [[unit.path for unit in shard.units] for shard in shards] == [["tests/test_a.py", "own"], ["own"], ["own"]]
+
+
 def test_a_job_that_is_not_selected_has_no_shards_and_says_why(repository: Any) -> None:
     two = ATTENTION.replace("SHARDS", "1") + "  other: {pool: cpu, suites: [mla], timeout: 2h, file_timeout: 40m}\n"
     plan = repository(two, {"tests/test_a.py": file_of("mla")})("other", "workflow_dispatch")
@@ -188,10 +216,19 @@ WITH_INPUTS = Workflow(
             {"fast": False, "model": "large", "note": "${{ x }}"},
             {"model": "large", "fast": False, "count": 3, "note": "${{ x }}"},
         ),
+        ({"model": "", "fast": "", "count": "", "note": ""}, {"model": "small", "fast": True, "count": 3, "note": ""}),
     ],
 )
 def test_inputs_have_their_defaults_and_types_on_every_event(given_inputs: Any, wanted: Any) -> None:
     assert effective_inputs(WITH_INPUTS, given_inputs) == wanted
+
+
+def test_a_required_input_is_missed_in_a_manual_run_alone() -> None:
+    inputs = {"model": Input(description="x", required=True), "note": Input(description="x")}
+    workflow = WITH_INPUTS.model_copy(update={"triggers": Triggers(dispatch=Dispatch(inputs=inputs))})
+    assert effective_inputs(workflow, {}) == {"model": "", "note": ""}
+    with pytest.raises(SpecError, match="model: is required"):
+        effective_inputs(workflow, {"model": "", "note": "x"})
 
 
 def test_all_wrong_inputs_are_named_at_once() -> None:
