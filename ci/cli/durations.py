@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -11,12 +11,13 @@ import click
 from ci.cli.project import DURATIONS, Project
 from ci.gate import load_results
 from ci.journal import Collected, Journal, TestFinished, UnitFinished
-from ci.suites.catalogue import SuiteFile
+from ci.spec.models import Job
+from ci.suites.catalogue import Catalogue, SuiteFile
 from ci.suites.durations import MOSTLY_SKIPPED, Run, updated
 from ci.suites.testfile import base_id
 
-Files = dict[tuple[str, str], SuiteFile]
-"""By (suite, path)."""
+Files = Mapping[tuple[str, str], SuiteFile]
+"""Of a workflow, by (suite, path)."""
 
 
 @click.group()
@@ -42,58 +43,58 @@ def update(project: Project, results: Path) -> None:
     Example:
       nightcap durations update .nightcap/results
     """
-    specs = project.specs()
-    files = {
-        (name, suite.name, file.path): file
-        for name in specs.workflows
-        for suite in project.catalogue(name).suites.values()
-        for file in suite.files
-    }
-    known: dict[str, set[str]] = defaultdict(set)
-    for _, suite, path in files:
-        known[suite].add(path)
+    workflows = project.specs().workflows
+    files = {name: _files(project.catalogue(name)) for name in workflows}
     runs: list[Run] = []
-    strangers = set()
     for journal in load_results(results):
         head = journal.head
-        workflow = specs.workflows.get(head.workflow) if head else None
-        if head is None or workflow is None or head.job not in workflow.jobs:
-            strangers.add(
-                f"{journal.source} is of {f'job {head.job} of {head.workflow}' if head else 'nobody knows what'}"
-            )
-            continue
-        seen = {(suite, path): file for (name, suite, path), file in files.items() if name == head.workflow}
-        runs += _runs(journal, workflow.jobs[head.job].pool or "", seen)
-    for stranger in sorted(strangers):
-        click.echo(f"left out: {stranger}, which the specs do not have")
+        job = workflows[head.workflow].jobs.get(head.job) if head and head.workflow in workflows else None
+        if head is None or job is None:
+            click.echo(f"left out, of a job that the specs do not have: {journal.source}")
+        else:
+            runs += _runs(journal, job, files[head.workflow])
+    known: dict[str, set[str]] = defaultdict(set)
+    for suite, path in (key for each in files.values() for key in each):
+        known[suite].add(path)
     new = updated(project.durations(), runs, known=known)
     (project.root / DURATIONS).write_text(new.dump(), encoding="utf-8")
     count = sum(run.passed and run.skipped_share <= MOSTLY_SKIPPED for run in runs)
-    click.echo(f"{count} of {len(runs)} runs of files count; {DURATIONS} written with {len(new.entries)} times")
+    times = f"{len(new.entries)} time{'s' * (len(new.entries) != 1)}"
+    click.echo(f"{count} of {len(runs)} runs count; {DURATIONS} has {times}")
 
 
-def _runs(journal: Journal, pool: str, files: Files) -> Iterator[Run]:
-    """One run for each end of a file that there is today."""
-    for end in journal.events:
-        if not isinstance(end, UnitFinished) or (end.suite, end.unit) not in files:
-            continue
-        same = [
-            one
-            for one in journal.events
-            if isinstance(one, TestFinished | Collected)
-            and (one.suite, one.unit, one.attempt) == (end.suite, end.unit, end.attempt)
-        ]
-        outcomes = {one.test: one.outcome for one in same if isinstance(one, TestFinished)}
-        named = {*outcomes, *(test for one in same if isinstance(one, Collected) for test in one.deselected)}
-        # `--only` and `--rerun-failed` run a part: its time is no time of the file.
-        whole = {test.id for test in files[end.suite, end.unit].tests} <= {base_id(end.unit, test) for test in named}
-        good = end.ending == "completed" and end.attempt == 1 and not set(outcomes.values()) - {"passed", "skipped"}
-        yield Run(
-            suite=end.suite,
-            pool=pool,
-            path=end.unit,
-            seconds=end.seconds,
-            passed=good and whole and bool(outcomes),
-            skipped_share=list(outcomes.values()).count("skipped") / len(outcomes) if outcomes else 1.0,
-            when=int(end.at),
-        )
+def _files(catalogue: Catalogue) -> Files:
+    return {(suite.name, file.path): file for suite in catalogue.suites.values() for file in suite.files}
+
+
+def _runs(journal: Journal, job: Job, files: Files) -> Iterator[Run]:
+    """A run for each file, and for each item of an external command's manifest, that there is today."""
+    results: dict[tuple[str, str, int], list[TestFinished]] = defaultdict(list)
+    deselected: dict[tuple[str, str, int], tuple[str, ...]] = {}
+    pool = job.pool or ""
+    for event in journal.events:
+        if isinstance(event, TestFinished):
+            results[event.suite, event.unit, event.attempt].append(event)
+            item = files.get((event.suite, event.test))
+            if item and item.kind == "command":
+                passed = event.outcome == "passed"
+                yield Run(event.suite, pool, event.test, event.seconds, passed, skipped_share=0, when=int(event.at))
+        elif isinstance(event, Collected):
+            deselected[event.suite, event.unit, event.attempt] = event.deselected
+        elif isinstance(event, UnitFinished) and (file := files.get((event.suite, event.unit))):
+            attempt = (event.suite, event.unit, event.attempt)
+            outcomes = [one.outcome for one in results[attempt]]
+            # `--only` and `--rerun-failed` run a part: its time is no time of the file.
+            named = [*(one.test for one in results[attempt]), *deselected.get(attempt, ())]
+            wanted = {test.id for test in file.tests if not set(test.marks) & set(job.exclude_marks)}
+            whole = wanted <= {base_id(file.path, test) for test in named}
+            good = event.ending == "completed" and event.attempt == 1 and not set(outcomes) - {"passed", "skipped"}
+            yield Run(
+                suite=event.suite,
+                pool=pool,
+                path=event.unit,
+                seconds=event.seconds,
+                passed=good and whole and bool(outcomes),
+                skipped_share=outcomes.count("skipped") / len(outcomes) if outcomes else 1.0,
+                when=int(event.at),
+            )

@@ -76,7 +76,7 @@ def command(
     plan = plan or project.plan(name, "workflow_dispatch", job)
     planned = plan.job(job)
     if reproduce:
-        click.echo(_reproduce(planned, results, reproduce))
+        click.echo(_reproduce(planned, results, reproduce), nl=False)
         return
     earlier = _earlier(rerun_failed, job) if rerun_failed else None
     shards = [shard_of(planned, shard_text)] if shard_text else list(planned.shards)

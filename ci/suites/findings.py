@@ -96,9 +96,11 @@ def _unmet_needs(specs: Specs, catalogues: Mapping[str, Catalogue]) -> Iterator[
         for file in suite.files:
             for (gpus, min_sm), tests in _needs(suite, file).items():
                 if not any(_meets(specs.fleet.pools[pool], gpus, min_sm) for pool in used):
-                    sm = f" of SM {min_sm} or newer" if min_sm else ""
+                    sm = f"SM {min_sm} or newer" if min_sm else ""
+                    count = f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else ""
                     who = f" by {_some(tests)}" if tests else ""
-                    message = f"{gpus} GPU(s){sm} needed{who}: no pool that runs suite {suite_name!r} has them"
+                    what = " of ".join(filter(None, (count, sm)))
+                    message = f"{what} needed{who}, which no pool that runs suite {suite_name!r} has"
                     fix = f"run it on another pool than {', '.join(sorted(used))}"
                     yield Problem(file.path, 0, "suite", message, fix)
 

@@ -95,10 +95,10 @@ def test_needs_that_no_pool_of_the_jobs_meets_are_found_and_those_that_one_meets
         test_big=MARK.format("big", ", gpus=8, min_sm=100"),
         script="print()",
     ) == [
-        "needs-unmet script.py:0 2 GPU(s) needed: no pool that runs suite 'declared' has them",
-        "needs-unmet test_many.py:0 8 GPU(s) needed by test_x: no pool that runs suite 'many' has them",
-        "needs-unmet test_newer.py:0 1 GPU(s) of SM 100 or newer needed by test_fp4: "
-        "no pool that runs suite 'newer' has them",
+        "needs-unmet script.py:0 2 GPUs needed, which no pool that runs suite 'declared' has",
+        "needs-unmet test_many.py:0 8 GPUs needed by test_x, which no pool that runs suite 'many' has",
+        "needs-unmet test_newer.py:0 1 GPU of SM 100 or newer needed by test_fp4, "
+        "which no pool that runs suite 'newer' has",
     ]
 
 

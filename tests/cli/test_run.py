@@ -1,0 +1,113 @@
+"""`nightcap run`: which tests a person means by a shard, a test, an earlier journal, and what a mistake is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ci.journal import Collected, TestFinished, read
+from tests.cli.conftest import NIGHTLY, TEST, Nightcap
+
+FILE = "tests/test_kernels.py"
+OTHER = "tests/test_other.py"
+JOURNAL = "results/journal.jsonl"
+
+
+@pytest.fixture
+def two_shards(engine: Path) -> Path:
+    (engine / "workflows/nightly.yml").write_text(NIGHTLY.replace("[kernels]", "[kernels]\n    shards: 2"))
+    more = "\n@pytest.mark.parametrize('i', [1, 2])\ndef test_sort(i):\n    assert i != 2\n\nfrom shared import *\n"
+    (engine / FILE).write_text(TEST.format("True") + more)
+    (engine / "tests/shared.py").write_text("def test_shared():\n    pass\n")
+    (engine / OTHER).write_text(TEST.format("True"))
+    return engine
+
+
+def ran(*journals: str) -> list[str]:
+    """Full ids in the order in which they ended."""
+    events = [event for path in journals for event in read(Path(path)).events]
+    return [event.test for event in events if isinstance(event, TestFinished)]
+
+
+def collected(journals: Sequence[Path]) -> set[str]:
+    events = [event for path in journals for event in read(path).events]
+    return {event.unit for event in events if isinstance(event, Collected)}
+
+
+def test_without_a_shard_all_of_them_run_one_after_the_other(two_shards: Path, nightcap: Nightcap) -> None:
+    assert nightcap("run", "kernels", "--results", "results").code == 1
+    assert collected([Path(f"results/{shard}-of-2/journal.jsonl") for shard in (1, 2)]) == {FILE, OTHER}
+
+
+@pytest.mark.parametrize("text", ["1/2", "1-of-2"])
+def test_one_shard_runs_alone(two_shards: Path, nightcap: Nightcap, text: str) -> None:
+    nightcap("run", "kernels", "--results", "results", "--shard", text)
+    assert len(collected([Path(JOURNAL)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        ([f"{FILE}::test_topk"], [f"{FILE}::test_topk"]),
+        ([f"{FILE}::test_sort[1]"], [f"{FILE}::test_sort[1]"]),
+        ([f"{FILE}::test_sort"], [f"{FILE}::test_sort[1]", f"{FILE}::test_sort[2]"]),
+        ([f"{FILE}::test_sort[1]", f"{FILE}::test_topk"], [f"{FILE}::test_topk", f"{FILE}::test_sort[1]"]),
+        ([f"{FILE}::test_shared"], [f"{FILE}::test_shared"]),
+        ([OTHER], [f"{OTHER}::test_topk"]),
+        ([OTHER, f"{OTHER}::test_topk"], [f"{OTHER}::test_topk"]),
+    ],
+    ids=["test", "parameters", "all parameters", "two tests", "not in the syntax tree", "file", "file and test"],
+)
+def test_only_what_is_named_runs(two_shards: Path, nightcap: Nightcap, only: list[str], expected: list[str]) -> None:
+    options = [word for one in only for word in ("--only", one)]
+    nightcap("run", "kernels", "--results", "results", *options)
+    assert ran(JOURNAL) == expected
+
+
+def test_what_failed_in_a_journal_runs_again_and_no_other_shard(two_shards: Path, nightcap: Nightcap) -> None:
+    nightcap("run", "kernels", "--results", "results")
+    (failed,) = [path for path in Path("results").rglob("journal.jsonl") if FILE in collected([path])]
+    found = nightcap("run", "kernels", "--rerun-failed", str(failed), "--results", "again")
+    assert found.code == 1
+    assert ran("again/journal.jsonl") == [f"{FILE}::test_sort[2]"]
+    (good,) = [path for path in Path("results").rglob("journal.jsonl") if OTHER in collected([path])]
+    nothing = nightcap("run", "kernels", "--rerun-failed", str(good), "--results", "again")
+    assert (nothing.code, f"nothing failed in {good}" in nothing.err) == (2, True)
+
+
+def test_a_failed_test_is_reproduced_from_whichever_shard_ran_it(two_shards: Path, nightcap: Nightcap) -> None:
+    nightcap("run", "kernels", "--results", "results")
+    found = nightcap("run", "kernels", "--results", "results", "--reproduce", f"{FILE}::test_sort[2]")
+    assert found.code == 0
+    assert "# attempt 1: failed: call: assert 2 != 2\n" in found.out
+    assert found.out.endswith(f"python -m pytest '{FILE}::test_sort[2]'\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("kernel",), "no job 'kernel' in nightly. did you mean 'kernels', 'old-kernels'?"),
+        (("kernels", "--shard", "2/3"), "job kernels has 2 shards, not 3"),
+        (("kernels", "--shard", "two"), "'two' is no shard: write it as 2/4"),
+        (("kernels", "--only", "tests/test_othr.py"), f"it has no tests/test_othr.py. did you mean '{OTHER}'"),
+        (("kernels", "--only", OTHER, "--only", "x.py"), "it has no x.py"),
+        (("kernels", "--rerun-failed", "workflows/nightly.yml"), "is no journal: it has no first line"),
+        (("kernels", "--reproduce", "x"), "no journal below .nightcap/results has a result of x"),
+        (("kernels", "--plan", "workflows/nightly.yml"), "is no plan of this version"),
+    ],
+)
+def test_a_mistake_runs_nothing_and_is_told(
+    two_shards: Path, nightcap: Nightcap, arguments: tuple[str, ...], said: str
+) -> None:
+    found = nightcap("run", *arguments)
+    assert found.code == 2
+    assert said.replace("', 'old-kernels'", "'").rstrip("?") in found.err
+    assert not Path(".nightcap").exists()
+
+
+def test_a_journal_of_another_job_is_refused(two_shards: Path, nightcap: Nightcap) -> None:
+    nightcap("run", "report", "--results", "results")
+    found = nightcap("run", "kernels", "--rerun-failed", JOURNAL)
+    assert (found.code, "is a journal of job report, not of kernels" in found.err) == (2, True)
