@@ -8,6 +8,7 @@ contract against your own backend (docs/backends.md).
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "suite(name, gpus=1, min_sm=0, est=...): the suite of a file; its name with '_' for '-' is a marker too",
     )
+    if hasattr(config, "workerinput"):
+        # Several workers of pytest-xdist with all threads each stand in each other's way.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     if config.getoption("--backend"):
         from gpu_tests.contract.verify import load_factory
 

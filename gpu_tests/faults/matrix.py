@@ -16,7 +16,7 @@ import torch
 
 from gpu_tests.contract.checks import headline
 from gpu_tests.contract.isolated import ContextLost, Isolated, NoAnswer
-from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
+from gpu_tests.contract.scenario import Scenario
 from gpu_tests.contract.verify import findings
 from gpu_tests.faults.catalogue import EQUIVALENTS, FAULTS, Fault
 from gpu_tests.graphs import GraphDriver, available_drivers
@@ -106,15 +106,11 @@ def kill_all(faults: Sequence[Fault], driver: GraphDriver, workers: int | None =
             process.close()
 
 
-def necessary(fault: Fault, driver: GraphDriver) -> list[str]:
-    """The perturbations of the fault's scenario without which it is not caught there."""
+def needs(fault: Fault, perturbation: str, driver: GraphDriver) -> bool:
+    """Whether the fault's scenario has this perturbation, and does not catch the fault without it."""
     scenario = Scenario.parse(fault.scenario)
-    return [
-        name
-        for name in PERTURBATIONS
-        if scenario.has(name)
-        and not kill(fault, driver, replace(scenario, perturbations=scenario.perturbations - {name})).caught
-    ]
+    without = replace(scenario, perturbations=scenario.perturbations - {perturbation})
+    return without != scenario and not kill(fault, driver, without).caught
 
 
 def environment_of(driver: GraphDriver) -> dict[str, str]:

@@ -44,7 +44,7 @@ class CudaGraph:
             return
         try:
             torch.cuda.synchronize()
-            poison_spans([*idle_spans(self._pool), *idle_spans(_DEFAULT_POOL)])
+            poison_spans(idle_spans(self._pool, _DEFAULT_POOL))
             self.graph.replay()
             torch.cuda.synchronize()
         except torch.AcceleratorError as error:
@@ -159,21 +159,24 @@ def _pool_id(handle: Any) -> PoolId:
     return int(first), int(second)
 
 
-def _spans(pool: PoolId) -> Iterator[tuple[str, Span]]:
-    for segment in torch.cuda.memory_snapshot():
-        if tuple(segment["segment_pool_id"]) == pool:
-            for block in segment["blocks"]:
-                yield block["state"], (block["address"], block["size"])
+def _spans(pools: Sequence[PoolId], state: str) -> list[Span]:
+    return [
+        (block["address"], block["size"])
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) in pools
+        for block in segment["blocks"]
+        if block["state"] == state
+    ]
 
 
-def idle_spans(pool: PoolId) -> list[Span]:
-    """(address, bytes) of the blocks of a pool that nobody holds."""
-    return [span for state, span in _spans(pool) if state == "inactive"]
+def idle_spans(*pools: PoolId) -> list[Span]:
+    """(address, bytes) of the blocks of the pools that nobody holds."""
+    return _spans(pools, "inactive")
 
 
-def held_spans(pool: PoolId) -> list[Span]:
-    """(address, bytes) of the blocks of a pool that a tensor holds."""
-    return [span for state, span in _spans(pool) if state == "active_allocated"]
+def held_spans(*pools: PoolId) -> list[Span]:
+    """(address, bytes) of the blocks of the pools that a tensor holds."""
+    return _spans(pools, "active_allocated")
 
 
 def poison_spans(spans: Sequence[Span]) -> None:
