@@ -57,6 +57,25 @@ def test_an_edge_after_success_runs_only_behind_selected_jobs_that_passed(reposi
     assert success["needs"] == end["needs"] == ["plan", "attention"]
 
 
+def test_what_a_spec_says_of_time_zones_containers_and_edges_reaches_github(repository: Repository) -> None:
+    specs = ROOT / "tests/data/edges/workflows"
+    runners, edges = ((specs / f"{name}.yml").read_text(encoding="utf-8") for name in ("runners", "edges"))
+    text = workflow(
+        repository, edges.replace("timeout: 1h, file_timeout: 10m", "timeout: 90s, file_timeout: 60s"), runners=runners
+    )
+    assert text["on"]["schedule"] == [
+        {"cron": "17 0 * * *"},
+        {"cron": "30 5 * * 1-5", "timezone": "America/New_York"},
+    ]
+    assert text["jobs"]["left"]["container"]["options"] == "--gpus all --ipc=host"
+    assert "container" not in text["jobs"]["right"]
+    assert text["jobs"]["left"]["timeout-minutes"] == 2, "GitHub counts minutes: never less than the spec gives"
+    assert text["jobs"]["report"]["needs"] == ["plan", "left", "right", "off"]
+    assert text["jobs"]["report"]["steps"][1]["with"]["fetch"] == "*-a*", "a report reads what others left"
+    assert "fetch" not in text["jobs"]["left"]["steps"][1]["with"]
+    assert "required" not in text["on"]["workflow_call"]["inputs"]["count"], "a caller may rely on the default"
+
+
 def test_inputs_of_a_manual_run_reach_the_plan_alone(repository: Repository) -> None:
     inputs = "dispatch: {inputs: {model: {description: Which one, type: choice, options: [a, b], default: a}}}"
     text = workflow(repository, NIGHTLY.replace("dispatch: {}", inputs + "\n  call: {}"))
@@ -130,9 +149,9 @@ def test_an_unknown_template_is_named_with_the_nearest(repository: Repository) -
 
 
 def test_a_template_of_the_repository_comes_before_the_packaged_one(repository: Repository) -> None:
-    specs, root = repository(NIGHTLY.replace("template: nightly", "template: mine"))
+    specs, root = repository(NIGHTLY.replace("template: nightly", "template: checks"))
     (root / "templates").mkdir()
-    (root / "templates/mine.yml.j2").write_text("# <%= header %>\nname: <%= workflow.title | yaml %>\n")
+    (root / "templates/checks.yml.j2").write_text("# <%= header %>\nname: <%= workflow.title | yaml %>\n")
     text = next(file.text for file in render(specs, root) if file.path.endswith("nightly.yml"))
     assert text.endswith("name: Nightly\n")
 
