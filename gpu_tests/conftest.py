@@ -103,13 +103,7 @@ def contract(driver: Any, isolated: Any, request: pytest.FixtureRequest) -> Call
     from gpu_tests.contract import verify
 
     path = request.config.getoption("--backend") or verify.DEFAULT_BACKEND
-    name = driver.device.type
-
-    def judged(scenario: Any) -> verify.Verdict:
-        if driver.capabilities.fatal_faults:
-            return verify.isolated_verdict(isolated, scenario, path, name)
-        command = verify.reproduce(scenario, path, name)
-        return verify.verdict(scenario, verify.load_factory(path), driver, command)
+    judged = verify.judge_on(driver, path, isolated)
 
     def check(scenario: Any) -> None:
         try:

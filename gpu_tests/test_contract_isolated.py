@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gpu_tests.contract.isolated import ContextLost, Isolated, NoAnswer
+from gpu_tests.contract.scenario import Scenario
+from gpu_tests.contract.verify import isolated_verdict, judge_on
+from gpu_tests.graphs import CpuGraphDriver
 
 pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="15s")
 
@@ -63,3 +68,25 @@ def test_a_child_that_died_says_why_and_is_replaced() -> None:
 def test_a_call_that_hangs_ends_at_the_limit() -> None:
     with Isolated(limit_s=0.5) as process, pytest.raises(NoAnswer, match="no answer within"):
         process.call(f"{HERE}:sleep")
+
+
+def test_a_scenario_is_judged_alike_in_a_process_of_its_own(isolated: Isolated) -> None:
+    here, there = CpuGraphDriver(), CpuGraphDriver()
+    there.capabilities = replace(there.capabilities, fatal_faults=True)
+    path = "gpu_tests.faults.seeds:CaptureUnfilledLengths"
+    fails, other_family = Scenario("mha-draft"), Scenario("mla-target")
+    found = judge_on(there, path, isolated)(fails)
+    assert found.headline == "kernel_lengths"
+    assert found == judge_on(here, path, isolated)(fails)
+    assert judge_on(there, path, isolated)(other_family).not_supported == "MhaBackend serves MHA, GQA and MQA"
+
+
+def test_a_lost_context_is_a_failed_replay_with_the_reason_of_cuda() -> None:
+    class Lost(Isolated):
+        def call(self, function: str, *args: Any) -> Any:
+            raise ContextLost(ASSERT)
+
+    found = isolated_verdict(Lost(), Scenario("mha-target"), "engine:make", "cuda")
+    assert found.headline == "replay"
+    assert ASSERT in found.report
+    assert "python -m gpu_tests.contract 'mha-target#0' --backend engine:make --driver cuda" in found.report

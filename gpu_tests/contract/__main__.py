@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpu_tests.backends.protocol import NotSupported
-from gpu_tests.contract.report import report
+from gpu_tests.contract.isolated import Isolated
 from gpu_tests.contract.scenario import PERTURBATIONS, WORLDS, Scenario
-from gpu_tests.contract.verify import DEFAULT_BACKEND, findings, load_factory, reproduce
+from gpu_tests.contract.verify import DEFAULT_BACKEND, judge_on
 from gpu_tests.graphs import available_drivers
 
 
@@ -24,22 +23,17 @@ def main(argv: list[str] | None = None) -> int:
         print("worlds:", *(f"  {name}" for name in WORLDS), sep="\n")
         print("perturbations:", *(f"  {name}: {what}" for name, what in PERTURBATIONS.items()), sep="\n")
         return 0
-    try:
-        factory = load_factory(args.backend)
-        scenarios = [Scenario.parse(text) for text in args.scenarios]
-    except ValueError as error:
-        parser.error(str(error))
-    failed = False
-    for scenario in scenarios:
+    with Isolated() as process:
         try:
-            found = findings(scenario, factory, drivers[args.driver])
-        except NotSupported as reason:
-            print(f"{scenario}: not supported: {reason}")
-            continue
-        failed |= bool(found)
-        print(
-            report(found, scenario, reproduce(scenario, args.backend, args.driver)) if found else f"{scenario}: holds"
-        )
+            judged = judge_on(drivers[args.driver], args.backend, process)
+            scenarios = [Scenario.parse(text) for text in args.scenarios]
+        except ValueError as error:
+            parser.error(str(error))
+        failed = False
+        for scenario in scenarios:
+            found = judged(scenario)
+            failed |= found.headline is not None
+            print(f"{scenario}: not supported: {found.not_supported}" if found.not_supported else found.report)
     return 1 if failed else 0
 
 

@@ -140,7 +140,7 @@ def _answer(function: str, args: list[Any]) -> dict[str, Any]:
 
 def _lost_context() -> str | None:
     """CUDA's reason, if this process cannot use its GPU any more."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return None
     try:
         torch.cuda.synchronize()

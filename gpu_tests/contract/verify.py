@@ -60,7 +60,10 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool]) -> Scenario:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the contract says of one scenario.  No headline: it holds.  not_supported: why it does not apply."""
+    """What the contract says of one scenario, `report` as a person reads it.
+
+    No headline: it holds.  not_supported: why it does not apply.
+    """
 
     headline: str | None = None
     checks: tuple[str, ...] = ()
@@ -75,7 +78,7 @@ def verdict(scenario: Scenario, factory: BackendFactory, driver: GraphDriver, co
     except NotSupported as reason:
         return Verdict(not_supported=str(reason))
     if not found:
-        return Verdict()
+        return Verdict(report=f"{scenario}: holds")
     checks = tuple(check for check in CHECKS if any(f.check == check for f in found))
     return Verdict(checks[0], checks, report(found, scenario, command))
 
@@ -97,6 +100,14 @@ def isolated_verdict(process: Isolated, scenario: Scenario, backend_path: str, d
         text = f"replay fails in {scenario}\n\nthe CUDA context was lost: {reason}\n\nreproduce: {command}"
         return Verdict("replay", ("replay",), text)
     return Verdict(**{**answer, "checks": tuple(answer["checks"])})
+
+
+def judge_on(driver: GraphDriver, backend_path: str, process: Isolated) -> Callable[[Scenario], Verdict]:
+    """How scenarios are judged on a driver: in `process` where a wild index costs the CUDA context, else here."""
+    name, factory = driver.device.type, load_factory(backend_path)
+    if driver.capabilities.fatal_faults:
+        return lambda scenario: isolated_verdict(process, scenario, backend_path, name)
+    return lambda scenario: verdict(scenario, factory, driver, reproduce(scenario, backend_path, name))
 
 
 def verify(scenario: Scenario, judged: Callable[[Scenario], Verdict]) -> None:

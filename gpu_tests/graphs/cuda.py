@@ -79,7 +79,7 @@ class CudaGraphDriver:
         held_before, stream = set(held_spans(pool)), torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type]  # a NewType of the same tuple
                 out = fn()
         except RuntimeError as error:
             # Ending a spoilt capture raises before torch goes back to the stream that was current.
