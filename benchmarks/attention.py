@@ -136,13 +136,17 @@ class Workload:
         count = max(2, math.ceil(4 * l2_bytes / (2 * math.prod(shape))))
         self.kv_sets = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
         self.out = self.query.new_empty(*self.query.shape[:2], case.head_dim_v)
-        size = workspace_bytes(
-            batch_size=case.batch,
-            num_heads=case.heads,
-            num_kv_heads=case.kv_heads or 1,
-            head_dim_v=case.head_dim_v,
-            max_q_len=case.q_len,
-            max_seq_len=case.length,
+        size = max(
+            workspace_bytes(
+                batch_size=case.batch,
+                num_heads=case.heads,
+                num_kv_heads=case.kv_heads or 1,
+                head_dim_v=case.head_dim_v,
+                max_q_len=case.q_len,
+                max_seq_len=case.length,
+                grid=grid,
+            )
+            for grid in ("split", "balanced")
         )
         self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
 
@@ -192,7 +196,12 @@ def our_kernels(case: Case) -> dict[str, Callable[[Workload], Launch]]:
     names = {"Nightcap Triton": "triton"}
     if case.family == "MLA" and _chosen(case) == "gluon":
         names["Nightcap Gluon"] = "gluon"
-    return {name: functools.partial(_ours, backend=backend) for name, backend in names.items()}
+    grids = {"": "split", ", balanced": "balanced"} if case.batch >= 32 else {"": "split"}
+    return {
+        name + suffix: functools.partial(_ours, backend=backend, grid=grid)
+        for name, backend in names.items()
+        for suffix, grid in grids.items()
+    }
 
 
 def _chosen(case: Case) -> str:
@@ -208,7 +217,7 @@ def _chosen(case: Case) -> str:
     return choice.kernel
 
 
-def _ours(workload: Workload, backend: str) -> Launch:
+def _ours(workload: Workload, backend: str, grid: str) -> Launch:
     """One of our kernels, called as an engine calls FlashInfer."""
     from gpu_tests.reference import decode
 
@@ -221,6 +230,7 @@ def _ours(workload: Workload, backend: str) -> Launch:
         "bmm1_scale": case.softmax_scale,
         "lse": workload.query.new_empty(workload.query.shape[:2], dtype=workload.seq_lens.float().dtype),
         "backend": backend,
+        "grid": grid,
     }
     if case.kv_heads == 0:
         query, out = (side.unflatten(0, (-1, case.q_len)) for side in (workload.query, workload.out))

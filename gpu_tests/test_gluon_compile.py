@@ -27,9 +27,10 @@ pytestmark = [
 SHARED_BYTES = 227 * 1024
 """What one CTA of a Hopper GPU can have."""
 
-MOST_SPILLS = {"Gluon": 0, "Triton": 256}
-"""Local-memory instructions in a kernel. The Gluon kernel was written not to have any; the portable tile of
-64 MLA rows has an accumulator that leaves no register free.
+MOST_SPILLS = {"Gluon": 0, "Gluon, runs": 16, "Triton": 256, "Triton, runs": 400}
+"""Local-memory instructions in a kernel. The Gluon kernel was written not to have any; on the balanced grid it
+keeps a few numbers of its run there, outside of the loop over blocks. The portable tile of 64 MLA rows has an
+accumulator that leaves no register free.
 """
 
 
@@ -51,7 +52,7 @@ def test_the_installed_triton_is_one_that_the_gluon_kernel_was_run_with(compiled
 def test_no_kernel_spills_more_than_its_bound_or_needs_more_memory_than_there_is(compiled: dict[str, Any]) -> None:
     for launch, kernels in compiled["launches"].items():
         for kernel in kernels:
-            family = launch.split(",")[0].split()[-1]
+            family = launch.split(",")[0].split()[-1] + (", runs" if "runs" in launch else "")
             assert kernel["spills"] <= MOST_SPILLS[family], (launch, kernel)
             assert kernel["shared_bytes"] <= SHARED_BYTES, (launch, kernel)
 

@@ -77,6 +77,24 @@ TRIALS = [
 ]
 assert len(TRIALS) >= 150
 
+BALANCED = {
+    "page edges": ((63, 64, 65, 128), (129, 64, 63, 1)),
+    "varied": ((3000, 0, 17, 700, 1, 256), (5, 1500, 2999, 0, 130, 64)),
+    "empty ends": ((0, 0, 130, 0, 64, 0, 0), (64, 0, 0, 0, 0, 0, 1)),
+    "all empty": ((0, 0, 0), (0, 1, 0)),
+    "one request": ((4000,), (1,)),
+    "many requests": (tuple(i * 37 % 501 for i in range(90)), tuple(i * 91 % 400 for i in range(90))),
+}
+BALANCED_TRIALS = [
+    pytest.param(
+        Trial(Shape(heads, 0, page, q_len, *lengths, grid="balanced"), runs),
+        id=f"balanced-{name.replace(' ', '-')}-mla{heads}-page{page}-q{q_len}-runs{runs or ''}",
+    )
+    for name, lengths in BALANCED.items()
+    for heads, page, q_len in ((16, 64, 1), (16, 128, 4), (128, 64, 2))
+    for runs in (1, 3, 50, None)
+]
+
 
 def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
     """A captured launch; each call replays it over NaN."""
@@ -95,7 +113,7 @@ def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
 
 
 @needs_hopper
-@pytest.mark.parametrize("trial", TRIALS if HOPPER else TRIALS[:1], ids=str)
+@pytest.mark.parametrize("trial", [*(TRIALS if HOPPER else TRIALS[:1]), *BALANCED_TRIALS], ids=str)
 def test_every_row_agrees_with_the_oracle_and_replay_with_eager(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +133,7 @@ OPTIONS = {
     "more query tokens than keys": replace(LONG, lengths=(1, 2, 3, 4)),
     "sinks, 128 heads": replace(LONG, heads=128, sinks=(0.0, -math.inf, 40.0, 3.0) * 32),
 }
+OPTIONS |= {f"{name}, balanced": replace(shape, grid="balanced") for name, shape in OPTIONS.items()}
 SPLITS = [1, 3, None]
 
 
@@ -128,12 +147,16 @@ def test_options_agree_with_the_oracle(
     assert_accepted(launch, launch.run())
 
 
+GRIDS = pytest.mark.parametrize("grid", ["split", "balanced"])
+
+
 @needs_hopper
+@GRIDS
 @pytest.mark.parametrize("splits", SPLITS)
 def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
-    splits: int | None, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, lengths=(400, 33, 5)), splits).launch(monkeypatch)
+    launch = Trial(replace(LONG, lengths=(400, 33, 5), grid=grid), splits).launch(monkeypatch)
     offsets = torch.tensor([0, 1, 5, 7], dtype=torch.int32, device="cuda")
     out, lse = launch.run(query=launch.query, out=launch.out, cum_seq_lens_q=offsets, max_q_len=4)
     assert out[7:].isnan().all()
@@ -167,11 +190,12 @@ def test_tensor_scales_are_read_at_replay(splits: int | None, monkeypatch: pytes
 
 
 @needs_hopper
+@GRIDS
 @pytest.mark.parametrize("splits", SPLITS)
 def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
-    splits: int | None, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, lengths=(0, 1, 200)), splits).launch(monkeypatch, empty_rows="strict")
+    launch = Trial(replace(LONG, lengths=(0, 1, 200), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
     out, lse = launch.run()
     assert out[:4].isnan().all()
     assert lse[:4].isnan().all()
@@ -210,10 +234,23 @@ def test_metadata_that_breaks_the_contract_shows_in_that_request_alone(
 
 
 @needs_hopper
+@pytest.mark.parametrize("fault", [page_past_the_pool, page_minus_one, too_long])
+def test_metadata_that_breaks_the_contract_poisons_its_request_on_the_balanced_grid(
+    fault: Callable[[Launch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Trial(replace(LONG, q_len=1, lengths=(300, 200, 1025), grid="balanced"), 7).launch(monkeypatch)
+    fault(launch)
+    out, lse = launch.run()
+    assert [bool(row.isnan().all()) for row in out] == [False, True, False]
+    assert lse.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+@needs_hopper
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
+        Shape(16, 0, 64, 1, (8192, 1, 700, 0, 4000) * 6, grid="balanced"),
         Shape(16, 0, 64, 1, (32768,)),
         Shape(16, 0, 64, 4, (8192, 1, 700, 8191) * 4),
         Shape(128, 0, 128, 1, (4096, 0, 3000, 17) * 32),

@@ -28,11 +28,10 @@ RUNTIME_INTEGERS = ["num_splits", "max_q_len"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
-def partial_results(workspace: Tensor, rows: int, num_splits: int, head_dim_v: int) -> tuple[Tensor, Tensor]:
-    """The partial outputs [rows * num_splits * head_dim_v] and LSEs [rows * num_splits], fp32, in a workspace
-    of at least `splits.partial_bytes` bytes. Split `s` of row `r` stands at `r * num_splits + s`.
+def partial_results(workspace: Tensor, num_parts: int, head_dim_v: int) -> tuple[Tensor, Tensor]:
+    """The partial outputs [num_parts * head_dim_v] and LSEs [num_parts], fp32, in a workspace of at least
+    `splits.partial_bytes` bytes. Split `s` of row `r` stands at `r * num_splits + s`.
     """
-    num_parts = rows * num_splits
     scratch = workspace.view(-1).view(torch.uint8)[: 4 * num_parts * (head_dim_v + 1)].view(torch.float32)
     # Outputs first: they are stored as vectors, which asks for alignment.
     return scratch[: num_parts * head_dim_v], scratch[num_parts * head_dim_v :]

@@ -19,8 +19,12 @@ Where this reference says more than FlashInfer does:
 * Only the rows that the offsets cover are written.
 * Arguments of FlashInfer that are not implemented are refused unless they hold FlashInfer's default.
 
-LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink. Every kernel gives each request the same
-bits whatever else is in the batch, as long as batch size, `max_q_len` and `max_seq_len` stay the same.
+LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink.
+
+How the GPU kernels divide the work is `grid`: `split` cuts the keys of every request into as many parts, and
+gives a request the same bits whatever else is in the batch, as long as batch size, `max_q_len` and
+`max_seq_len` stay the same; `balanced` cuts the keys of the whole batch into equal runs, which is faster when
+lengths vary, and gives the same bits for the same lengths only (see `balanced`). `auto` is `select`'s rule.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from torch import Tensor
 
 from gpu_tests.reference import select, torch_decode
 from gpu_tests.reference.preconditions import KernelPreconditionError, Problems
-from gpu_tests.reference.splits import LARGEST_GPU, choose_splits, partial_bytes
+from gpu_tests.reference.splits import LARGEST_GPU, choose_runs, choose_splits, count_parts, partial_bytes
 
 __all__ = [
     "KernelPreconditionError",
@@ -47,6 +51,7 @@ __all__ = [
 Backend = Literal["auto", "gluon", "triton", "torch"]
 MODULES = {"gluon": "gluon_mla", "triton": "triton_decode"}
 EmptyRows = Literal["strict", "safe"]
+Grid = Literal["auto", "split", "balanced"]
 Scale = float | Tensor
 
 # Arguments of FlashInfer 0.7 that select nothing here, with their defaults.
@@ -86,6 +91,7 @@ def trtllm_batch_decode_with_kv_cache(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
+    grid: Grid = "auto",
     enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -109,6 +115,7 @@ def trtllm_batch_decode_with_kv_cache(
       1] and `max_q_len`.
     * mask: uint16 [B, max_q_len, 2 * ceil(max_q_len / 32)] from `pack_mask`: bit j of row i lets query i see
       draft token j.
+    * grid: how the work is divided; `balanced` has no window.
     * enable_pdl: a hint about scheduling, without effect here.
 
     Returns `out`, or `(out, lse)` with `return_lse`. Raises KernelPreconditionError.
@@ -132,6 +139,7 @@ def trtllm_batch_decode_with_kv_cache(
         bmm2_scale=bmm2_scale,
         window_left=window_left,
         empty_rows=empty_rows,
+        grid=grid,
     )
     if out is None:
         out = query.new_empty(*query.shape[:-1], v.shape[-1], dtype=out_dtype)
@@ -164,6 +172,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
+    grid: Grid = "auto",
     enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -209,6 +218,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         bmm2_scale=bmm2_scale,
         window_left=-1,
         empty_rows=empty_rows,
+        grid=grid,
     )
     if out is None:
         out = query.new_empty(*query.shape[:-1], kv_lora_rank)
@@ -228,13 +238,23 @@ def pack_mask(mask: Tensor) -> Tensor:
 
 
 def workspace_bytes(
-    *, batch_size: int, num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int, max_seq_len: int
+    *,
+    batch_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim_v: int,
+    max_q_len: int,
+    max_seq_len: int,
+    grid: Grid = "auto",
 ) -> int:
     """Bytes of workspace that suffice for one launch of these shapes on any GPU (MLA: `num_kv_heads=1`)."""
-    num_splits = choose_splits(
-        batch_size, num_heads, num_kv_heads, head_dim_v, max_q_len, max_seq_len, LARGEST_GPU
-    )
-    return partial_bytes(batch_size * max_q_len * num_heads, num_splits, head_dim_v)
+    heads = (num_heads, num_kv_heads, head_dim_v, max_q_len)
+    balanced = select.is_balanced(grid, batch_size, max_seq_len)
+    if balanced:
+        num_splits = choose_runs(*heads, LARGEST_GPU)
+    else:
+        num_splits = choose_splits(batch_size, *heads, max_seq_len, LARGEST_GPU)
+    return partial_bytes(count_parts(batch_size, max_q_len * num_heads, num_splits, balanced), head_dim_v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +276,7 @@ class _Launch:
     bmm2_scale: Scale
     window_left: int
     empty_rows: EmptyRows
+    grid: Grid
 
     def run(
         self,
@@ -282,10 +303,11 @@ class _Launch:
             # Triton is an optional dependency: a machine without a GPU does not need it.
             module = importlib.import_module(f"gpu_tests.reference.{MODULES[kernel]}")
             batch = self.block_tables.shape[0]
-            needed = module.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len)
+            balanced = select.is_balanced(self.grid, batch, self.max_seq_len) and self.window_left < 0
+            needed = module.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len, balanced)
             problems.buffer("workspace_buffer", workspace, needed, self.query.device)
             problems.raise_if_any()
-            module.paged_decode(out, lse, workspace, *self._op_arguments())
+            module.paged_decode(out, lse, workspace, *self._op_arguments(), balanced)
         return out, lse
 
     def _kernel(self, backend: Backend, problems: Problems) -> select.Kernel:
@@ -368,6 +390,15 @@ class _Launch:
         allowed = f"1 to {width * page_size}, what {width} pages of {page_size} hold"
         problems.unless(1 <= self.max_seq_len <= width * page_size, "max_seq_len", self.max_seq_len, allowed)
         problems.unless(self.window_left >= -1, "window_left", self.window_left, "-1 (none) or a count")
+        problems.unless(
+            self.grid in ("auto", "split", "balanced"), "grid", self.grid, "auto, split or balanced"
+        )
+        problems.unless(
+            self.grid != "balanced" or self.window_left < 0,
+            "grid",
+            self.grid,
+            "auto or split with a window, which leaves every request about the same number of keys",
+        )
         problems.unless(
             self.empty_rows in ("strict", "safe"), "empty_rows", self.empty_rows, "strict or safe"
         )

@@ -8,8 +8,10 @@ so that two output tiles for ping-pong do not fit) solved by roles that hand blo
     scores  (4 warps):  wait full       -> Q K^T, mask, softmax -> P into the rope tile -> weights_ready
     values  (8 warps):  wait weights    -> rescale, P V for 512 columns -> free
 
-* The left half of Q lives in the registers of the score role; it arrives through the ring of latent halves.
-  That leaves room for five halves, two and a half blocks, in place of two blocks (227 kB in all).
+* The left half of Q lives in the registers of the score role; it takes the first turn of the ring of latent
+  halves. That leaves room for five halves, two and a half blocks, in place of two blocks (227 kB in all).
+* On the balanced grid a CTA takes several pieces, one request after the other: the ring turns on, and the
+  output of a piece is written while the scores of the next one are made.
 * The rope columns of a block are dead once its scores are known, so P takes their place.
 * The maximum is lazy: it is renewed only when a score exceeds it by 2^8, so that most blocks rescale by 1
   (FlashAttention-4's conditional rescaling has the same threshold).
@@ -44,6 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from gpu_tests.reference.balanced import blocks_of, combine_runs, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     combine,
@@ -54,6 +57,7 @@ from gpu_tests.reference.combine import (
     wait_for_predecessor,
 )
 from gpu_tests.reference.select import MLA_COLUMNS
+from gpu_tests.reference.splits import count_parts
 from gpu_tests.reference.triton_decode import needed_bytes, splits_for
 
 __all__ = ["needed_bytes", "paged_decode"]
@@ -77,46 +81,95 @@ PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
-RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
+RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
 @gluon.jit
-def _load_role(
-    q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope, q_full, q_taken,
-    full, free, rope_full, rope_free, pages, query_row, begin, end, PAGE: gl.constexpr,
+def _piece(
+    turn, first, start, run_begin, run_end, split, num_splits, seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """Fills the query tiles once, and one half of a block after the other."""
-    mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
-    tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, tiles.index(TILES - 1))
-    tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
-    tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
-    # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
-    next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
-    for block in range(begin, end):
-        page = next_page
-        next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
-        step = block - begin
-        slot = block * KEYS % PAGE
-        if step == TILES // 2:  # the first block that needs the last tile, where Q is
-            mbarrier.wait(q_taken, 0)
-        _load_half(half_map, tiles, full, free, 2 * step, page, slot, 0)
-        stage = step % STAGES
-        mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
-        mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
-        tma.async_copy_global_to_shared(
-            rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage)
-        )
-        _load_half(half_map, tiles, full, free, 2 * step + 1, page, slot, HALF)
+    """The piece of a request that a program takes in its turn: the request, its first row and number of query
+    tokens, its length as given, the key blocks from `begin` to `end`, how many blocks the program had before,
+    and `start` of the next request.
+    """
+    request = first + turn
+    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    length = gl.load(seq_lens + request)
+    blocks = blocks_of(length, max_seq_len, KEYS)
+    if BALANCED:
+        begin, end = gl.maximum(run_begin - start, 0), gl.minimum(run_end - start, blocks)
+        before = gl.maximum(start - run_begin, 0)
+    else:
+        per_split = gl.cdiv(blocks, num_splits)
+        begin, before = split * per_split, 0
+        end = gl.minimum(begin + per_split, blocks)
+    return request, first_row, q_len, length, begin, end, before, start + blocks
 
 
 @gluon.jit
-def _load_half(half_map, tiles, full, free, turn, page, slot, column):
-    """Fills the tile of the ring whose turn it is with one half of the latent columns of a block."""
-    tile = turn % TILES
-    mbarrier.wait(free.index(tile), (turn // TILES & 1) ^ 1)
+def _first_part(request, split, num_splits, rows, BALANCED: gl.constexpr):
+    """Where the partial results of a request with `rows` rows begin, and how far apart those of its rows are:
+    as in `balanced`, or as in `combine` split `s` of row `r` at `r * num_splits + s`.
+    """
+    if BALANCED:
+        first, step = (split + request).to(gl.int64) * rows, 1
+    else:
+        first, step = request.to(gl.int64) * rows * num_splits + split, num_splits
+    return first, step
+
+
+@gluon.jit
+def _load_role(
+    q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+    q_full, q_free, full, free, rope_full, rope_free,
+    block_tables, table_row, row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
+):  # fmt: skip
+    """Fills the query tiles of each piece, and one half of a block after the other.
+
+    The ring of halves turns once for the left half of Q and twice for every block.
+    """
+    for turn in range(count):
+        request, first_row, _, _, begin, end, before, start = _piece(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+        )  # fmt: skip
+        query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
+        ring = 2 * before + turn
+        _load_half(q_half_map, tiles, full, free, ring, 0, query_row, 0)
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
+        tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+        pages = block_tables + request.to(gl.int64) * table_row
+        # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
+        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
+        for block in range(begin, end):
+            page = next_page
+            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+            slot = block * KEYS % PAGE
+            step = before + block - begin
+            ring = 2 * step + turn + 1
+            _load_half(half_map, tiles, full, free, ring, page, slot, 0)
+            stage = step % STAGES
+            mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
+            mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
+            tma.async_copy_global_to_shared(
+                rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage)
+            )
+            _load_half(half_map, tiles, full, free, ring + 1, page, slot, HALF)
+
+
+@gluon.jit
+def _load_half(half_map, tiles, full, free, ring, page, row, column):
+    """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
+    tile = ring % TILES
+    mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
     mbarrier.expect(full.index(tile), KEYS * HALF * 2)
-    tma.async_copy_global_to_shared(half_map, [page, slot, column], full.index(tile), tiles.index(tile))
+    tma.async_copy_global_to_shared(half_map, [page, row, column], full.index(tile), tiles.index(tile))
 
 
 @gluon.jit
@@ -131,165 +184,188 @@ def _clear_dead_keys(latent, live_keys):
 
 @gluon.jit
 def _score_role(
-    q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_taken, full, rope_full, scores_ready,
-    weights_ready, factors_ready, pages, mask, sinks, lse_rows, scale, out_scale, out_scale_tensor,
-    row_of_tile, begin, end, length, q_len, poisoned, lse_token, lse_head, num_pages, mask_row,
-    HEADS: gl.constexpr, PAGE: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
-    OUT_SCALE_TENSOR: gl.constexpr,
+    q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
+    weights_ready, factors_ready, factors_free, block_tables, table_row, mask, mask_request, mask_row, sinks,
+    lse_out, lse_token, part_lse, score_scale, score_scale_tensor, out_scale, out_scale_tensor, num_pages,
+    row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr, DIRECT: gl.constexpr,
+    BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """Scores and softmax of each block; at the end the factor of the values and the LSE of each row."""
+    """Scores and softmax of each block; at the end of a piece the factor of the values and the LSE of a row."""
     rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
-    live_row = token < q_len
-    position = length - q_len + token
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
-    top = gl.full([ROWS], float("-inf"), gl.float32, rows)
-    total = gl.zeros([ROWS], gl.float32, rows)
-    next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
-    mbarrier.wait(q_full, 0)
-    q_left = tiles.index(TILES - 1).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
     q_right = q_right.reshape([ROWS, HALF])
-    mbarrier.arrive(q_taken)
-    for block in range(begin, end):
-        page = next_page
-        next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
-        step = block - begin
-        stage = step % STAGES
-        turn = 2 * step
-        left = tiles.index(turn % TILES).reshape([KEYS, HALF])
-        right = tiles.index((turn + 1) % TILES).reshape([KEYS, HALF])
-        rope_keys = rope.index(stage).reshape([KEYS, ROPE])
-        scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
-        mbarrier.wait(full.index(turn % TILES), turn // TILES & 1)
-        scores = warpgroup_mma(q_left, left.permute([1, 0]), scores, use_acc=False, is_async=True)
-        mbarrier.wait(rope_full.index(stage), step // STAGES & 1)
-        scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
-        mbarrier.wait(full.index((turn + 1) % TILES), (turn + 1) // TILES & 1)
-        scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
-        poisoned |= (page < 0) | (page >= num_pages)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        mbarrier.arrive(scores_ready.index(step % 2))
-        scores *= scale
-        if (block + 1) * KEYS > length - q_len + 1:
-            key = block * KEYS + key_of_block
-            visible = key[None, :] <= position[:, None]
-            if MASK:
-                draft = gl.maximum(key - (length - q_len), 0)
-                in_draft = live_row[:, None] & ((key >= length - q_len) & (draft < q_len))[None, :]
-                words = mask + token[:, None] * mask_row + (draft // 16)[None, :]
-                bits = gl.load(words, mask=in_draft, other=0xFFFF).to(gl.int32)
-                visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
-            scores = gl.where(visible, scores, float("-inf"))
-        peak = gl.max(scores, 1)
-        new_top = gl.where(peak > top + LAZY, peak, top)
-        finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = gl.exp2(top - finite_top)
-        weights = gl.exp2(scores - finite_top[:, None])
-        total = total * shrink + gl.sum(weights, 1)
-        top = new_top
-        rope_keys.store(weights.to(gl.bfloat16))
-        shrinks.index(stage).store(shrink)
-        if (block + 1) * KEYS > length:
-            _clear_dead_keys(left, length - block * KEYS)
-            _clear_dead_keys(right, length - block * KEYS)
-        fence_async_shared()
-        mbarrier.arrive(weights_ready.index(stage))
-    factor, lse = row_factor(
-        top, total, poisoned, sinks, row % HEADS, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
-    )
-    factors.store(factor)
-    mbarrier.arrive(factors_ready)
-    gl.store(lse_rows + token * lse_token + row % HEADS * lse_head, lse, mask=live_row)
+    scale = score_scale
+    if SCALE_TENSOR:
+        scale *= gl.load(score_scale_tensor)
+    for turn in range(count):
+        request, first_row, q_len, length, begin, end, before, start = _piece(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+        )  # fmt: skip
+        poisoned = length > max_seq_len
+        if DIRECT and STRICT:
+            poisoned |= length <= 0
+        live_row = token < q_len
+        position = length - q_len + token
+        pages = block_tables + request.to(gl.int64) * table_row
+        top = gl.full([ROWS], float("-inf"), gl.float32, rows)
+        total = gl.zeros([ROWS], gl.float32, rows)
+        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
+        ring = 2 * before + turn
+        mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
+        q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
+        mbarrier.arrive(free.index(ring % TILES))
+        mbarrier.wait(q_full, turn & 1)
+        for block in range(begin, end):
+            page = next_page
+            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+            step = before + block - begin
+            stage = step % STAGES
+            ring = 2 * step + turn + 1
+            left = tiles.index(ring % TILES).reshape([KEYS, HALF])
+            right = tiles.index((ring + 1) % TILES).reshape([KEYS, HALF])
+            rope_keys = rope.index(stage).reshape([KEYS, ROPE])
+            scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
+            mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
+            scores = warpgroup_mma(q_left, left.permute([1, 0]), scores, use_acc=False, is_async=True)
+            mbarrier.wait(rope_full.index(stage), step // STAGES & 1)
+            scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
+            mbarrier.wait(full.index((ring + 1) % TILES), (ring + 1) // TILES & 1)
+            scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
+            poisoned |= (page < 0) | (page >= num_pages)
+            scores = warpgroup_mma_wait(0, deps=(scores,))
+            mbarrier.arrive(scores_ready.index(step % 2))
+            scores *= scale
+            if (block + 1) * KEYS > length - q_len + 1:
+                key = block * KEYS + key_of_block
+                visible = key[None, :] <= position[:, None]
+                if MASK:
+                    draft = gl.maximum(key - (length - q_len), 0)
+                    in_draft = live_row[:, None] & ((key >= length - q_len) & (draft < q_len))[None, :]
+                    words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
+                    bits = gl.load(words, mask=in_draft, other=0xFFFF).to(gl.int32)
+                    visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
+                scores = gl.where(visible, scores, float("-inf"))
+            peak = gl.max(scores, 1)
+            new_top = gl.where(peak > top + LAZY, peak, top)
+            finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = gl.exp2(top - finite_top)
+            weights = gl.exp2(scores - finite_top[:, None])
+            total = total * shrink + gl.sum(weights, 1)
+            top = new_top
+            rope_keys.store(weights.to(gl.bfloat16))
+            shrinks.index(stage).store(shrink)
+            if (block + 1) * KEYS > length:
+                _clear_dead_keys(left, length - block * KEYS)
+                _clear_dead_keys(right, length - block * KEYS)
+            fence_async_shared()
+            mbarrier.arrive(weights_ready.index(stage))
+        mbarrier.arrive(q_free)
+        head = row % HEADS
+        if DIRECT:
+            factor, lse = row_factor(
+                top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+            )
+            lse_rows = lse_out + first_row * lse_token + token * lse_token + head
+        else:
+            factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
+            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            lse_rows = part_lse + first_part + row * apart
+        mbarrier.wait(factors_free, (turn & 1) ^ 1)
+        factors.store(factor)
+        mbarrier.arrive(factors_ready)
+        gl.store(lse_rows, lse, mask=live_row)
 
 
 @gluon.jit
 def _value_role(
-    tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready, free, rope_free,
-    out_rows, out_token, out_head, row_of_tile, live_rows, begin, end,
-    HEADS: gl.constexpr, DIRECT: gl.constexpr, GATE: gl.constexpr,
+    tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready, factors_free, free, rope_free,
+    out, out_token, out_head, part_out,
+    row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
-    """The weighted sum of each block; at the end its product with the factor of the row."""
+    """The weighted sum of each block; at the end of a piece its product with the factor of the row."""
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
-    acc_left = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
-    acc_right = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
-    for block in range(begin, end):
-        step = block - begin
-        stage = step % STAGES
-        turn = 2 * step
-        mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
-        shrink = shrinks.index(stage).load(rows)[:, None]
-        acc_left *= shrink
-        acc_right *= shrink
-        weights = rope.index(stage).reshape([ROWS, KEYS])
-        left = tiles.index(turn % TILES).reshape([KEYS, HALF])
-        right = tiles.index((turn + 1) % TILES).reshape([KEYS, HALF])
-        if GATE:  # noqa: SIM102: one is decided by the compiler, the other by the GPU
-            if block + 1 < end:
-                mbarrier.wait(scores_ready.index((step + 1) % 2), (step + 1) // 2 & 1)
-        acc_left = warpgroup_mma(weights, left, acc_left, is_async=True)
-        acc_right = warpgroup_mma(weights, right, acc_right, is_async=True)
-        acc_left = warpgroup_mma_wait(1, deps=(acc_left,))
-        mbarrier.arrive(free.index(turn % TILES))
-        acc_right = warpgroup_mma_wait(0, deps=(acc_right,))
-        mbarrier.arrive(free.index((turn + 1) % TILES))
-        mbarrier.arrive(rope_free.index(stage))
-    mbarrier.wait(factors_ready, 0)
-    factor = factors.load(rows)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
-    written = row < live_rows
-    if not DIRECT:  # a row without keys in this split leaves its part as it was
-        written &= factor != 0.0
-    row_offset = (row // HEADS * out_token + row % HEADS * out_head)[:, None]
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
-    pointers = out_rows + row_offset + column[None, :]
-    dtype: gl.constexpr = out_rows.dtype.element_ty
-    gl.store(pointers, (acc_left * factor[:, None]).to(dtype), mask=written[:, None])
-    gl.store(pointers + HALF, (acc_right * factor[:, None]).to(dtype), mask=written[:, None])
+    for turn in range(count):
+        request, first_row, q_len, _, begin, end, before, start = _piece(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+        )  # fmt: skip
+        acc_left = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
+        acc_right = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
+        for block in range(begin, end):
+            step = before + block - begin
+            stage = step % STAGES
+            ring = 2 * step + turn + 1
+            mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
+            shrink = shrinks.index(stage).load(rows)[:, None]
+            acc_left *= shrink
+            acc_right *= shrink
+            weights = rope.index(stage).reshape([ROWS, KEYS])
+            left = tiles.index(ring % TILES).reshape([KEYS, HALF])
+            right = tiles.index((ring + 1) % TILES).reshape([KEYS, HALF])
+            if GATE:  # noqa: SIM102 one is decided by the compiler, the other by the GPU
+                if block + 1 < end:
+                    mbarrier.wait(scores_ready.index((step + 1) % 2), (step + 1) // 2 & 1)
+            acc_left = warpgroup_mma(weights, left, acc_left, is_async=True)
+            acc_right = warpgroup_mma(weights, right, acc_right, is_async=True)
+            acc_left = warpgroup_mma_wait(1, deps=(acc_left,))
+            mbarrier.arrive(free.index(ring % TILES))
+            acc_right = warpgroup_mma_wait(0, deps=(acc_right,))
+            mbarrier.arrive(free.index((ring + 1) % TILES))
+            mbarrier.arrive(rope_free.index(stage))
+        mbarrier.wait(factors_ready, turn & 1)
+        factor = factors.load(rows)
+        mbarrier.arrive(factors_free)
+        written = row < q_len * HEADS
+        if DIRECT:
+            pointers = out + (first_row + row // HEADS) * out_token + row % HEADS * out_head
+            result: gl.constexpr = out.dtype.element_ty
+        else:
+            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            pointers = part_out + (first_part + row * apart) * LATENT
+            result: gl.constexpr = part_out.dtype.element_ty
+            written &= factor != 0.0  # a row without keys in this piece leaves its part as it was
+        pointers = pointers[:, None] + column[None, :]
+        gl.store(pointers, (acc_left * factor[:, None]).to(result), mask=written[:, None])
+        gl.store(pointers + HALF, (acc_right * factor[:, None]).to(result), mask=written[:, None])
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
-def _mla_split(
+def _mla_decode(
     q_half_map, q_rope_map, half_map, rope_map, out, lse_out, part_out, part_lse,
     block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
-    table_row, mask_request, mask_row, num_splits, max_q_len, max_seq_len, num_pages,
+    table_row, mask_request, mask_row, batch, num_splits, max_q_len, max_seq_len, num_pages,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
-    DIRECT: gl.constexpr, OVERLAP: gl.constexpr, GATE: gl.constexpr,
+    DIRECT: gl.constexpr, BALANCED: gl.constexpr, BATCH: gl.constexpr, OVERLAP: gl.constexpr,
+    GATE: gl.constexpr,
 ):  # fmt: skip
-    """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2).
+    """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2), or `BALANCED` one of
+    `num_splits` equal runs over all requests (axis 1).
 
     `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
     """
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
-    request = gl.program_id(2)
     wait_for_predecessor(OVERLAP)
     admit_successor(OVERLAP)
-    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    length = gl.load(seq_lens + request)
-    poisoned = length > max_seq_len
-    if DIRECT and STRICT:
-        poisoned |= length <= 0
-    length = gl.where(length > max_seq_len, 0, length)
-    blocks = gl.cdiv(length, KEYS)
-    per_split = gl.cdiv(blocks, num_splits)
-    begin = split * per_split
-    end = gl.minimum(begin + per_split, blocks)
-    scale = score_scale
-    if SCALE_TENSOR:
-        scale *= gl.load(score_scale_tensor)
-    if DIRECT:
-        out_rows = out + first_row * out_token
-        lse_rows, lse_head = lse_out + first_row * lse_token, 1
-    else:
-        # As in `combine`: split `s` of row `r` stands at `r * num_splits + s`.
-        first_part = request.to(gl.int64) * max_q_len * HEADS * num_splits + split
-        out_rows, lse_rows = part_out + first_part * LATENT, part_lse + first_part
-        lse_token, lse_head = HEADS * num_splits, num_splits
-        out_token, out_head = lse_token * LATENT, lse_head * LATENT
-    pages = block_tables + request.to(gl.int64) * table_row
+    if BALANCED:
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        first, count, start, run_begin, run_end = run_of(
+            split, num_splits, index, seq_lens, batch, max_seq_len, KEYS
+        )
+    else:  # a loop of one turn, which the compiler removes
+        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
     q_right = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, HALF], PAGE_TILE)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
@@ -297,46 +373,57 @@ def _mla_split(
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
     shrinks = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], VECTOR)
     factors = gl.allocate_shared_memory(gl.float32, [ROWS], VECTOR)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_taken = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    factors_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    rope_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    rope_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    weights_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    scores_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_taken, count=1)
-    mbarrier.init(factors_ready, count=1)
-    for tile in gl.static_range(TILES):
-        mbarrier.init(full.index(tile), count=1)
-        mbarrier.init(free.index(tile), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(rope_full.index(stage), count=1)
-        mbarrier.init(rope_free.index(stage), count=1)
-        mbarrier.init(weights_ready.index(stage), count=1)
-    for parity in gl.static_range(2):
-        mbarrier.init(scores_ready.index(parity), count=1)
+    q_full = _barrier()
+    q_free = _barrier()
+    factors_ready = _barrier()
+    factors_free = _barrier()
+    full = _barriers(TILES)
+    free = _barriers(TILES)
+    rope_full = _barriers(STAGES)
+    rope_free = _barriers(STAGES)
+    weights_ready = _barriers(STAGES)
+    scores_ready = _barriers(2)
 
     gl.warp_specialize(
         [
-            (_value_role, (tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready, free,
-                           rope_free, out_rows, out_token, out_head, row_of_tile, q_len * HEADS, begin, end,
-                           HEADS, DIRECT, GATE)),
-            (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors,
-                           q_full, q_taken, full, rope_full, scores_ready, weights_ready, factors_ready,
-                           pages, mask + request * mask_request if MASK else mask, sinks, lse_rows,
-                           scale, out_scale if DIRECT else 1.0, out_scale_tensor, row_of_tile, begin, end,
-                           length, q_len, poisoned, lse_token, lse_head, num_pages, mask_row,
-                           HEADS, PAGE, MASK, SINKS and DIRECT, OUT_SCALE_TENSOR and DIRECT)),
+            (_value_role, (tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready,
+                           factors_free, free, rope_free, out, out_token, out_head, part_out,
+                           row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+                           seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+                           HEADS, RAGGED, DIRECT, BALANCED, GATE)),
+            (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
+                           rope_full, scores_ready, weights_ready, factors_ready, factors_free,
+                           block_tables, table_row, mask, mask_request, mask_row, sinks,
+                           lse_out, lse_token, part_lse, score_scale, score_scale_tensor,
+                           out_scale, out_scale_tensor, num_pages,
+                           row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+                           seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+                           HEADS, PAGE, RAGGED, MASK, SINKS, SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT,
+                           BALANCED)),
             (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
-                          q_full, q_taken, full, free, rope_full, rope_free,
-                          pages, (first_row * HEADS).to(gl.int32) + row_of_tile, begin, end, PAGE)),
+                          q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
+                          row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+                          seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+                          HEADS, PAGE, RAGGED, BALANCED)),
         ],
         [4, 1],
         [SCORE_REGISTERS, LOAD_REGISTERS],
     )  # fmt: skip
+
+
+@gluon.jit
+def _barrier():
+    barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(barrier, count=1)
+    return barrier
+
+
+@gluon.jit
+def _barriers(count: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(count):
+        mbarrier.init(barriers.index(index), count=1)
+    return barriers
 
 
 def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
@@ -374,28 +461,35 @@ def paged_decode(
     max_seq_len: int,
     window_left: int,
     strict: bool,
+    balanced: bool,
 ) -> None:
     """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
     written. `v` is None and `window_left` -1: this is MLA.
     """
     batch, heads = len(seq_lens), query.shape[1]
-    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
-    options = launch_options(query.device, triton.cdiv(max_seq_len, num_splits))
-    part_out, part_lse = partial_results(workspace, batch * max_q_len * heads, num_splits, LATENT.value)
-    _mla_split[(triton.cdiv(heads * max_q_len, ROWS.value), num_splits, batch)](
+    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len, balanced)
+    num_parts = count_parts(batch, max_q_len * heads, num_splits, balanced)
+    part_out, part_lse = partial_results(workspace, num_parts, LATENT.value)
+    keys_per_program = triton.cdiv(max_seq_len * (batch if balanced else 1), num_splits)
+    options = launch_options(query.device, keys_per_program)
+    tiles = triton.cdiv(heads * max_q_len, ROWS.value)
+    _mla_decode[(tiles, num_splits, 1 if balanced else batch)](
         *tensor_maps(query, k), out, lse, part_out, part_lse,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        num_splits, max_q_len, max_seq_len, k.shape[0],
+        batch, num_splits, max_q_len, max_seq_len, k.shape[0],
         HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
-        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
-        GATE=heads * max_q_len > ROWS.value, num_warps=8, **options,
+        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+        DIRECT=num_splits == 1 and not balanced, BALANCED=balanced,
+        BATCH=triton.next_power_of_2(batch) if balanced else 1,
+        GATE=tiles > 1, num_warps=8, **options,
     )  # fmt: skip
-    if num_splits > 1:
-        combine(
-            out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-            num_splits=num_splits, max_q_len=max_q_len, strict=strict, options=options,
-        )  # fmt: skip
+    parts = (out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor)
+    common = {"max_q_len": max_q_len, "strict": strict, "options": options}
+    if balanced:
+        combine_runs(*parts, runs=num_splits, keys=KEYS.value, max_seq_len=max_seq_len, **common)
+    elif num_splits > 1:
+        combine(*parts, num_splits=num_splits, **common)

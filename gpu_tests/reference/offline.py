@@ -24,7 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from gpu_tests.reference import combine, gluon_mla, triton_decode
-from gpu_tests.reference.splits import partial_bytes
+from gpu_tests.reference.splits import count_parts, partial_bytes
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -66,9 +66,10 @@ def launch(
     q_len: int = 1,
     splits: int = 1,
     options: bool = False,
+    balanced: bool = False,
 ) -> None:
     """One launch of `kernel` (a module with `paged_decode`); `kv_heads` 0 is MLA. `options` turns all on:
-    ragged queries, draft mask, sinks, tensor scales, strict, and a window in GQA.
+    ragged queries, draft mask, sinks, tensor scales, strict, and a window in GQA unless `balanced`.
     """
     batch, latent, max_seq_len = 2, kv_heads == 0, 4096
     kernel.splits_for = lambda *_: splits
@@ -77,7 +78,8 @@ def launch(
     k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=torch.bfloat16)
     tables = torch.zeros(batch, -(-max_seq_len // page_size), dtype=torch.int32)
     out, lse = query.new_zeros(*query.shape[:2], columns_v), torch.zeros(query.shape[:2])
-    workspace = torch.zeros(partial_bytes(len(query) * heads, splits, columns_v), dtype=torch.uint8)
+    num_parts = count_parts(batch, q_len * heads, splits, balanced)
+    workspace = torch.zeros(partial_bytes(num_parts, columns_v), dtype=torch.uint8)
     scale = torch.ones(1)
     kernel.paged_decode(
         out, lse, workspace, query, k, None if latent else torch.zeros_like(k), tables,
@@ -86,7 +88,7 @@ def launch(
         torch.zeros(batch, q_len, 2, dtype=torch.uint16) if options else None,
         torch.zeros(heads) if options else None,
         0.1, scale if options else None, 1.0, scale if options else None,
-        q_len, max_seq_len, 64 if options and not latent else -1, options,
+        q_len, max_seq_len, 64 if options and not (latent or balanced) else -1, options, balanced,
     )  # fmt: skip
 
 
@@ -103,6 +105,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
         ("5 splits", {"splits": 5}),
         ("one split, 4 tokens, all options", {"q_len": 4, "options": True}),
         ("5 splits, 4 tokens, all options", {"q_len": 4, "options": True, "splits": 5}),
+        ("5 runs", {"splits": 5, "balanced": True}),
+        ("5 runs, 4 tokens, all options", {"q_len": 4, "options": True, "splits": 5, "balanced": True}),
     )
 }
 

@@ -1,6 +1,4 @@
-"""How many parts the keys of a request are split into: a function of shapes alone, so that a graph may freeze
-it.
-"""
+"""How many parts the keys are split into: a function of shapes alone, so that a graph may freeze it."""
 
 from __future__ import annotations
 
@@ -21,13 +19,30 @@ def choose_splits(
     num_sms: int,
 ) -> int:
     """As many splits as fill the GPU once, none shorter than `MIN_KEYS_PER_SPLIT`."""
-    rows = num_heads // num_kv_heads * max_q_len
-    tiles = batch_size * num_kv_heads * -(-rows // ROWS_PER_TILE)
-    tiles_per_sm = 1 if head_dim_v > 256 else 2  # an MLA tile fills the shared memory of an SM
-    wanted = max(1, tiles_per_sm * num_sms // tiles)
+    tiles, tiles_per_sm = _tiles(num_heads, num_kv_heads, head_dim_v, max_q_len)
+    wanted = max(1, tiles_per_sm * num_sms // (batch_size * tiles))
     return min(wanted, -(-max_seq_len // MIN_KEYS_PER_SPLIT), MAX_SPLITS)
 
 
-def partial_bytes(rows: int, num_splits: int, head_dim_v: int) -> int:
-    """Bytes of the partial results: per row and split one fp32 vector and one fp32 LSE."""
-    return 4 * rows * num_splits * (head_dim_v + 1)
+def choose_runs(num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int, num_sms: int) -> int:
+    """As many equal runs over the whole batch as fill the GPU once (see `balanced`)."""
+    tiles, tiles_per_sm = _tiles(num_heads, num_kv_heads, head_dim_v, max_q_len)
+    return max(1, tiles_per_sm * num_sms // tiles)
+
+
+def _tiles(num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int) -> tuple[int, int]:
+    """Tiles of a request, and how many of them run on an SM: an MLA tile fills its shared memory."""
+    rows = num_heads // num_kv_heads * max_q_len
+    return num_kv_heads * -(-rows // ROWS_PER_TILE), 1 if head_dim_v > 256 else 2
+
+
+def count_parts(batch_size: int, rows: int, num_splits: int, balanced: bool) -> int:
+    """Partial results of a launch with `rows` query rows (tokens x heads) a request: one a row and split, or
+    one a row and slot of a balanced grid (see `balanced`).
+    """
+    return rows * (batch_size + num_splits - 1 if balanced else batch_size * num_splits)
+
+
+def partial_bytes(num_parts: int, head_dim_v: int) -> int:
+    """Bytes of the partial results: one fp32 vector and one fp32 LSE each."""
+    return 4 * num_parts * (head_dim_v + 1)

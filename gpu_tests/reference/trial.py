@@ -53,6 +53,7 @@ class Shape:
     scales: tuple[float, float] = (1.0, 1.0)
     kv_dtype: torch.dtype | None = None
     page_gap: int = 16
+    grid: str = "auto"
 
     @property
     def mla(self) -> bool:
@@ -64,7 +65,8 @@ class Shape:
 
     def __str__(self) -> str:
         family = f"mla{self.heads}" if self.mla else f"gqa{self.heads}x{self.kv_heads}"
-        return f"{family}-page{self.page_size}-q{self.q_len}-" + "_".join(map(str, self.lengths))
+        grid = "" if self.grid == "auto" else f"-{self.grid}"
+        return f"{family}-page{self.page_size}-q{self.q_len}{grid}-" + "_".join(map(str, self.lengths))
 
 
 @dataclass
@@ -106,6 +108,7 @@ class Launch:
         size = workspace_bytes(
             batch_size=len(shape.lengths), num_heads=shape.heads, num_kv_heads=shape.kv_heads or 1,
             head_dim_v=self.out.shape[-1], max_q_len=shape.q_len, max_seq_len=shape.max_seq_len,
+            grid=shape.grid,
         )  # fmt: skip
         self.workspace = torch.zeros(size // 4, device=device)
         self.sinks = torch.tensor(shape.sinks, device=device) if shape.sinks else None
@@ -182,6 +185,7 @@ class Launch:
             "sinks": self.sinks,
             "backend": self.kernel.backend,
             "empty_rows": self.empty_rows,
+            "grid": shape.grid,
         }
         if shape.parents:
             mask = oracle.tree_mask(shape.parents, shape.q_len).expand(len(self.lengths), -1, -1)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpu_tests.reference.balanced import blocks_of, combine_runs, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     combine,
@@ -34,10 +35,10 @@ from gpu_tests.reference.combine import (
     rows_of_request,
     wait_for_predecessor,
 )
-from gpu_tests.reference.splits import choose_splits, partial_bytes
+from gpu_tests.reference.splits import choose_runs, choose_splits, count_parts, partial_bytes
 
 LOG2E = math.log2(math.e)
-RUNTIME_INTEGERS = ["num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left"]
+RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
@@ -61,129 +62,160 @@ def _tile(rows: int, head_dim: int, page_size: int, element_size: int) -> _Tile:
 
 
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)
-def _split(
+def _decode(
     out, lse_out, part_out, part_lse, query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
     q_token, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, mask_request, mask_row,
-    num_splits, max_q_len, max_seq_len, num_pages, window_left,
+    batch, num_splits, max_q_len, max_seq_len, num_pages, window_left,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, ROPE: tl.constexpr, DV: tl.constexpr, LATENT: tl.constexpr,
     RAGGED: tl.constexpr, WINDOW: tl.constexpr, MASK: tl.constexpr, SINKS: tl.constexpr,
     SCALE_TENSOR: tl.constexpr, OUT_SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr,
-    DIRECT: tl.constexpr, OVERLAP: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DIRECT: tl.constexpr, BALANCED: tl.constexpr, BATCH: tl.constexpr, OVERLAP: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One split of the keys of one request, one KV head, `ROWS` packed query rows."""
+    """`ROWS` packed query rows on one KV head (axis 0) and one split (axis 1) of the keys of one request (axis
+    2), or `BALANCED` one of `num_splits` equal runs over all requests (axis 1).
+
+    `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
+    """
     tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
-    split, request = tl.program_id(1), tl.program_id(2)
+    split = tl.program_id(1)
     wait_for_predecessor(OVERLAP)
     admit_successor(OVERLAP)
-    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    given_length = tl.load(seq_lens + request)
-    too_long = given_length > max_seq_len
-    length = tl.where(too_long, 0, given_length)
-
     row = tile * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
-    live_row = token < q_len
-    position = length - q_len + token
     columns = tl.arange(0, D)
-    q_rows = query + (first_row + token) * q_token + head * q_head
-    q = tl.load(q_rows[:, None] + columns[None, :], mask=live_row[:, None], other=0.0)
-    if ROPE > 0:
-        rope_columns = D + tl.arange(0, ROPE)
-        q_rope = tl.load(q_rows[:, None] + rope_columns[None, :], mask=live_row[:, None], other=0.0)
+    value_columns = tl.arange(0, DV)[None, :]
     scale = score_scale
     if SCALE_TENSOR:
         scale *= tl.load(score_scale_tensor)
-
-    first_block = 0
-    if WINDOW:
-        first_block = tl.maximum(length - q_len - window_left, 0) // KEYS
-    blocks = tl.cdiv(length, KEYS)
-    per_split = tl.cdiv(blocks - first_block, num_splits)
-    begin = first_block + split * per_split
-    end = tl.minimum(begin + per_split, blocks)
-
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, DV], tl.float32)
-    outside = tl.zeros([KEYS], tl.int32)
-    key = begin * KEYS + tl.arange(0, KEYS)
-    pages = block_tables + request.to(tl.int64) * table_row
-    # Page ids are loaded one block ahead: otherwise the pipeline's stages are spent on waiting for them.
-    next_page = tl.load(pages + key // PAGE, mask=key < length, other=0)
-    for _ in range(begin, end):
-        page = next_page
-        next_page = tl.load(pages + (key + KEYS) // PAGE, mask=key + KEYS < length, other=0)
-        in_pool = (page >= 0) & (page < num_pages)
-        outside |= tl.where((key < length) & ~in_pool, 1, 0)
-        live = (key < length) & in_pool
-        slot = key % PAGE
-        k_rows = k + page.to(tl.int64) * k_page + slot * k_slot + kv_head * k_head
-        keys = tl.load(k_rows[:, None] + columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        if ROPE > 0:
-            rope = tl.load(k_rows[:, None] + rope_columns[None, :], mask=live[:, None], other=0.0)
-            scores = tl.dot(q_rope, tl.trans(rope.to(q.dtype)), scores, input_precision="ieee")
-        if LATENT:
-            values = keys
-        else:
-            v_rows = v + page.to(tl.int64) * v_page + slot * v_slot + kv_head * v_head
-            v_columns = tl.arange(0, DV)
-            values = tl.load(v_rows[:, None] + v_columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
-
-        visible = live[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW:
-            visible &= key[None, :] >= position[:, None] - window_left
-        if MASK:
-            draft = tl.maximum(key - (length - q_len), 0)
-            in_draft = live_row[:, None] & (key >= length - q_len)[None, :] & (draft < q_len)[None, :]
-            words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
-            bits = tl.load(words, mask=in_draft, other=0xFFFF).to(tl.int32)
-            visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
-        scores = tl.where(visible, scores * scale, float("-inf"))
-
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = tl.exp2(top - finite_top)
-        weights = tl.exp2(scores - finite_top[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(q.dtype), values, acc, input_precision="ieee")
-        top = new_top
-        key += KEYS
-
-    poisoned = too_long | (tl.max(outside, 0) > 0)
-    value_columns = tl.arange(0, DV)[None, :]
-    if DIRECT:
-        if STRICT:
-            poisoned |= given_length <= 0
-        factor, lse = row_factor(
-            top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+    if BALANCED:
+        first, count, start, run_begin, run_end = run_of(
+            split, num_splits, tl.arange(0, BATCH), seq_lens, batch, max_seq_len, KEYS
         )
-        tl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
-        out_rows = out + ((first_row + token) * out_token + head * out_head)[:, None] + value_columns
-        tl.store(out_rows, (acc * factor[:, None]).to(out.dtype.element_ty), mask=live_row[:, None])
-    else:
-        factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-        part = ((request * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64) * num_splits + split
-        tl.store(part_lse + part, lse, mask=live_row)
-        written = live_row & (factor != 0.0)
-        tl.store(part_out + part[:, None] * DV + value_columns, acc * factor[:, None], mask=written[:, None])
+    else:  # a loop of one turn, which the compiler removes
+        first, count, start = tl.program_id(2), 1, 0
+    for turn in range(count):
+        request = first + turn
+        first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+        given_length = tl.load(seq_lens + request)
+        too_long = given_length > max_seq_len
+        length = tl.where(too_long, 0, given_length)
+        live_row = token < q_len
+        position = length - q_len + token
+        q_rows = query + (first_row + token) * q_token + head * q_head
+        q = tl.load(q_rows[:, None] + columns[None, :], mask=live_row[:, None], other=0.0)
+        if ROPE > 0:
+            rope_columns = D + tl.arange(0, ROPE)
+            q_rope = tl.load(q_rows[:, None] + rope_columns[None, :], mask=live_row[:, None], other=0.0)
+
+        blocks = blocks_of(length, max_seq_len, KEYS)
+        if BALANCED:
+            begin, end = tl.maximum(run_begin - start, 0), tl.minimum(run_end - start, blocks)
+            start += blocks
+        else:
+            first_block = 0
+            if WINDOW:
+                first_block = tl.maximum(length - q_len - window_left, 0) // KEYS
+            per_split = tl.cdiv(blocks - first_block, num_splits)
+            begin = first_block + split * per_split
+            end = tl.minimum(begin + per_split, blocks)
+
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DV], tl.float32)
+        outside = tl.zeros([KEYS], tl.int32)
+        key = begin * KEYS + tl.arange(0, KEYS)
+        pages = block_tables + request.to(tl.int64) * table_row
+        # Page ids are loaded one block ahead: otherwise the pipeline's stages are spent on waiting for them.
+        next_page = tl.load(pages + key // PAGE, mask=key < length, other=0)
+        for _ in range(begin, end):
+            page = next_page
+            next_page = tl.load(pages + (key + KEYS) // PAGE, mask=key + KEYS < length, other=0)
+            in_pool = (page >= 0) & (page < num_pages)
+            outside |= tl.where((key < length) & ~in_pool, 1, 0)
+            live = (key < length) & in_pool
+            slot = key % PAGE
+            k_rows = k + page.to(tl.int64) * k_page + slot * k_slot + kv_head * k_head
+            keys = tl.load(k_rows[:, None] + columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+            if ROPE > 0:
+                rope = tl.load(k_rows[:, None] + rope_columns[None, :], mask=live[:, None], other=0.0)
+                scores = tl.dot(q_rope, tl.trans(rope.to(q.dtype)), scores, input_precision="ieee")
+            if LATENT:
+                values = keys
+            else:
+                v_rows = v + page.to(tl.int64) * v_page + slot * v_slot + kv_head * v_head
+                v_columns = tl.arange(0, DV)
+                values = tl.load(v_rows[:, None] + v_columns[None, :], mask=live[:, None], other=0.0).to(q.dtype)
+
+            visible = live[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible &= key[None, :] >= position[:, None] - window_left
+            if MASK:
+                draft = tl.maximum(key - (length - q_len), 0)
+                in_draft = live_row[:, None] & (key >= length - q_len)[None, :] & (draft < q_len)[None, :]
+                words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
+                bits = tl.load(words, mask=in_draft, other=0xFFFF).to(tl.int32)
+                visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
+            scores = tl.where(visible, scores * scale, float("-inf"))
+
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = tl.exp2(top - finite_top)
+            weights = tl.exp2(scores - finite_top[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            acc = acc * shrink[:, None]
+            acc = tl.dot(weights.to(q.dtype), values, acc, input_precision="ieee")
+            top = new_top
+            key += KEYS
+
+        poisoned = too_long | (tl.max(outside, 0) > 0)
+        if DIRECT:
+            if STRICT:
+                poisoned |= given_length <= 0
+            factor, lse = row_factor(
+                top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+            )
+            tl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
+            out_rows = out + ((first_row + token) * out_token + head * out_head)[:, None] + value_columns
+            tl.store(out_rows, (acc * factor[:, None]).to(out.dtype.element_ty), mask=live_row[:, None])
+        else:
+            factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
+            if BALANCED:
+                slot, parts, offset = split + request, 1, 0
+            else:
+                slot, parts, offset = request, num_splits, split
+            row_of_parts = ((slot * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64)
+            part = row_of_parts * parts + offset
+            tl.store(part_lse + part, lse, mask=live_row)
+            written = live_row & (factor != 0.0)
+            tl.store(part_out + part[:, None] * DV + value_columns, acc * factor[:, None], mask=written[:, None])
 
 
-def splits_for(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
-    """The number of splits of a launch that writes `out` [num_tokens, H, Dv], on its device."""
+def splits_for(
+    out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool
+) -> int:
+    """The number of splits of a request, or of runs over the batch, of a launch that writes `out` [num_tokens,
+    H, Dv], on its device.
+    """
     on_gpu = out.device.type == "cuda"
     num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count if on_gpu else 4
-    return choose_splits(batch_size, out.shape[1], k.shape[2], out.shape[2], max_q_len, max_seq_len, num_sms)
+    heads, kv_heads, head_dim_v = out.shape[1], k.shape[2], out.shape[2]
+    if balanced:
+        return choose_runs(heads, kv_heads, head_dim_v, max_q_len, num_sms)
+    return choose_splits(batch_size, heads, kv_heads, head_dim_v, max_q_len, max_seq_len, num_sms)
 
 
-def needed_bytes(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int) -> int:
+def needed_bytes(
+    out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool
+) -> int:
     """Bytes of workspace that such a launch needs."""
-    num_splits = splits_for(out, k, batch_size, max_q_len, max_seq_len)
-    return partial_bytes(batch_size * max_q_len * out.shape[1], num_splits, out.shape[2])
+    num_splits = splits_for(out, k, batch_size, max_q_len, max_seq_len, balanced)
+    num_parts = count_parts(batch_size, max_q_len * out.shape[1], num_splits, balanced)
+    return partial_bytes(num_parts, out.shape[2])
 
 
 @torch.library.custom_op("nightcap::paged_decode_triton", mutates_args=("out", "lse", "workspace"))
@@ -207,6 +239,7 @@ def paged_decode(
     max_seq_len: int,
     window_left: int,
     strict: bool,
+    balanced: bool,
 ) -> None:
     """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
     written.
@@ -215,31 +248,34 @@ def paged_decode(
     kv_heads, page_size, head_dim_v = k.shape[2], k.shape[1], out.shape[2]
     group = num_heads // kv_heads
     head_dim = k.shape[3] if v is not None else head_dim_v
-    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len)
-    options = launch_options(query.device, triton.cdiv(max_seq_len, num_splits))
-    part_out, part_lse = partial_results(workspace, batch * max_q_len * num_heads, num_splits, head_dim_v)
     values = k if v is None else v
-
     rows = group * max_q_len
     tile = _tile(rows, k.shape[3], page_size, query.element_size())
-    _split[(triton.cdiv(rows, tile.rows) * kv_heads, num_splits, batch)](
+    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len, balanced)
+    num_parts = count_parts(batch, max_q_len * num_heads, num_splits, balanced)
+    part_out, part_lse = partial_results(workspace, num_parts, head_dim_v)
+    keys_per_program = triton.cdiv(max_seq_len * (batch if balanced else 1), num_splits)
+    options = launch_options(query.device, keys_per_program)
+    _decode[(triton.cdiv(rows, tile.rows) * kv_heads, num_splits, 1 if balanced else batch)](
         out, lse, part_out, part_lse, query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0),
         query.stride(0), query.stride(1), k.stride(0), k.stride(1), k.stride(2),
         values.stride(0), values.stride(1), values.stride(2), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
+        batch, num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
         GROUP=group, KV_HEADS=kv_heads, PAGE=page_size,
         D=head_dim, ROPE=k.shape[3] - head_dim, DV=head_dim_v, LATENT=v is None,
         RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
-        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict, DIRECT=num_splits == 1,
-        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
-        **options,
+        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+        DIRECT=num_splits == 1 and not balanced, BALANCED=balanced,
+        BATCH=triton.next_power_of_2(batch) if balanced else 1,
+        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **options,
     )  # fmt: skip
-    if num_splits > 1:
-        combine(
-            out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor,
-            num_splits=num_splits, max_q_len=max_q_len, strict=strict, options=options,
-        )  # fmt: skip
+    parts = (out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor)
+    common = {"max_q_len": max_q_len, "strict": strict, "options": options}
+    if balanced:
+        combine_runs(*parts, runs=num_splits, keys=tile.keys, max_seq_len=max_seq_len, **common)
+    elif num_splits > 1:
+        combine(*parts, num_splits=num_splits, **common)

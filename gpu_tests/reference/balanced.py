@@ -1,0 +1,145 @@
+"""The balanced grid: equal runs of key blocks over the whole batch, and the combine that belongs to it.
+
+A fixed split gives every request the same number of programs, whatever its length: with varied lengths most of
+them wait for the longest request. Here the blocks of all requests are one line, request after request, and
+program `p` of `P` takes the blocks from `p * N // P` to `(p + 1) * N // P` of the `N` that there are (the idea
+of stream-K, Osama et al. 2023, and of FlashInfer's plan, but computed on the device from `seq_lens`, so that a
+graph serves any lengths). A run may end in the middle of a request and span several.
+
+What program `p` finds about request `b` is the part in slot `p + b`. Along the line every step raises `p` or
+`b`, so slots are unique, there are `P + B - 1`, and those of a request stand side by side. A slot holds
+`max_q_len * H` rows.
+
+The price: the parts of a request depend on the lengths in front of it, and so do its last bits. A fixed split
+gives a request the same bits whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpu_tests.reference.combine import row_factor, rows_of_request, wait_for_predecessor
+
+PARTS, COLUMNS = 8, 128
+"""Parts and columns that a program of the combine takes at once: 32 elements a thread of one warp."""
+
+RUNTIME_INTEGERS = ["batch", "runs", "max_q_len", "max_seq_len"]
+
+
+@triton.jit
+def blocks_of(length, max_seq_len, KEYS: tl.constexpr):
+    """Blocks of `KEYS` keys of a request; none if its length breaks the contract."""
+    return tl.where((length < 0) | (length > max_seq_len), 0, (length + KEYS - 1) // KEYS)
+
+
+@triton.jit
+def run_of(run, runs, index, seq_lens, batch, max_seq_len, KEYS: tl.constexpr):
+    """A run: its first request and how many it meets, the block in the line at which that first request
+    starts, and the first block of the run and the one after its last.
+
+    `index` holds the numbers from 0, at least `batch` of them.
+    """
+    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
+    ends = tl.cumsum(blocks, 0)
+    total = tl.sum(blocks, 0).to(tl.int64)
+    begin = (run * total // runs).to(tl.int32)
+    end = ((run + 1) * total // runs).to(tl.int32)
+    first = tl.sum((ends <= begin).to(tl.int32), 0)
+    after_last = tl.sum(((ends - blocks < end) & (index < batch)).to(tl.int32), 0)
+    start = tl.sum(tl.where(index < first, blocks, 0), 0)
+    return first, after_last - first, start, begin, end
+
+
+@triton.jit
+def _run_with(block, total, runs):
+    """The run that holds a block of the line."""
+    return (((block + 1).to(tl.int64) * runs - 1) // tl.maximum(total, 1)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=RUNTIME_INTEGERS)
+def _combine(
+    out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
+    out_token, out_head, lse_token, batch, runs, max_q_len, max_seq_len,
+    HEADS: tl.constexpr, DV: tl.constexpr, RAGGED: tl.constexpr, SINKS: tl.constexpr,
+    SCALE_TENSOR: tl.constexpr, STRICT: tl.constexpr, OVERLAP: tl.constexpr,
+    KEYS: tl.constexpr, BATCH: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One row (request, token, head) and `COLUMNS` of its columns."""
+    row_of_slot = tl.program_id(0) % (HEADS * max_q_len)
+    request = tl.program_id(0) // (HEADS * max_q_len)
+    token, head = row_of_slot // HEADS, row_of_slot % HEADS
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.arange(0, BATCH)
+    length = tl.load(seq_lens + request)
+    own = blocks_of(length, max_seq_len, KEYS)
+    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
+    before = tl.sum(tl.where(index < request, blocks, 0), 0)
+    total = tl.sum(blocks, 0)
+    first = _run_with(before, total, runs)
+    count = tl.where(own > 0, _run_with(before + own - 1, total, runs) - first + 1, 0)
+    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    if token >= q_len:
+        return
+    poisoned = length > max_seq_len
+    if STRICT:
+        poisoned |= length <= 0
+
+    top = tl.full([], float("-inf"), tl.float32)
+    weight = tl.full([], 0.0, tl.float32)
+    acc = tl.zeros([COLUMNS], tl.float32)
+    wait_for_predecessor(OVERLAP)
+    for turn in range(0, count, PARTS):
+        part = turn + tl.arange(0, PARTS)
+        rows = (first + request + part).to(tl.int64) * (HEADS * max_q_len) + row_of_slot
+        lses = tl.load(part_lse + rows, mask=part < count, other=float("-inf"))
+        values = tl.load(
+            part_out + rows[:, None] * DV + columns[None, :], mask=(part < count)[:, None], other=0.0
+        )
+        poisoned |= tl.max(tl.where(lses != lses, 1, 0), 0) > 0
+        values = tl.where((lses > float("-inf"))[:, None], values, 0.0)  # not written: anything, even NaN
+        new_top = tl.maximum(top, tl.max(lses, 0))
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(lses - finite_top)
+        shrink = tl.exp2(top - finite_top)
+        acc = acc * shrink + tl.sum(weights[:, None] * values, 0)
+        weight = weight * shrink + tl.sum(weights, 0)
+        top = new_top
+    factor, lse = row_factor(
+        top, weight, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, SCALE_TENSOR
+    )
+    row = first_row + token
+    tl.store(out + row * out_token + head * out_head + columns, (acc * factor).to(out.dtype.element_ty))
+    if tl.program_id(1) == 0:
+        tl.store(lse_out + row * lse_token + head, lse)
+
+
+def combine_runs(
+    out: Tensor,
+    lse: Tensor,
+    part_out: Tensor,
+    part_lse: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    scale_tensor: Tensor | None,
+    *,
+    runs: int,
+    keys: int,
+    max_q_len: int,
+    max_seq_len: int,
+    strict: bool,
+    options: dict[str, bool],
+) -> None:
+    """As `combine.combine`, for the parts of `runs` runs over blocks of `keys` keys."""
+    batch, (_, heads, head_dim_v) = len(seq_lens), out.shape
+    columns = min(COLUMNS, head_dim_v)
+    _combine[(batch * max_q_len * heads, head_dim_v // columns)](
+        out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, scale, scale_tensor,
+        out.stride(0), out.stride(1), lse.stride(0), batch, runs, max_q_len, max_seq_len,
+        HEADS=heads, DV=head_dim_v, RAGGED=cum_seq_lens_q is not None, SINKS=sinks is not None,
+        SCALE_TENSOR=scale_tensor is not None, STRICT=strict, KEYS=keys, BATCH=triton.next_power_of_2(batch),
+        PARTS=PARTS, COLUMNS=columns, num_warps=1, **options,
+    )  # fmt: skip
