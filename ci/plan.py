@@ -86,6 +86,7 @@ class PlannedJob(Value):
     suites: tuple[str, ...] = ()
     timeout: int = Field(description="Seconds that the job may take.")
     file_timeout: int = Field(0, description="Seconds that one unit may take.")
+    disk_gib: int = Field(1, description="Free disk, for results and temporary files, without which no unit starts.")
     exclude_marks: tuple[str, ...] = ()
     env: dict[str, str] = {}
     artifacts: tuple[str, ...] = ()
@@ -308,6 +309,7 @@ def _job(
         suites=tuple(job.suites),
         timeout=job.timeout or 0,
         file_timeout=job.file_timeout or job.timeout or 0,
+        disk_gib=job.disk_gib,
         exclude_marks=tuple(job.exclude_marks),
         env=env,
         artifacts=tuple(job.artifacts),

@@ -123,6 +123,9 @@ def _ask(command: Sequence[str], seconds: float) -> tuple[str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILLED_SECONDS)
         return "", f"no answer in {seconds:g} s"
+    except BaseException:  # a stop signal: the question must not live on
+        process.kill()
+        raise
     # 14: "infoROM is corrupted", with all that is asked for still answered.
     if process.returncode not in (0, 14):
         return "", f"exit code {process.returncode}: {output.strip()[-300:]}"

@@ -42,8 +42,6 @@ class RunOptions:
     lock_wait: float = 60.0
     gpu_wait: float = 60.0
     """For memory of a GPU to become free."""
-    disk_bytes: int = 1024 * 1024 * 1024
-    """Space that must be free for results and temporary files before each unit."""
 
     @classmethod
     def from_environment(

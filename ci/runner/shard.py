@@ -170,7 +170,7 @@ class _Run:
             if time.monotonic() >= context.deadline:
                 self.record.note("warning", f"{unit.path} and what follows: not run, the job's time is used up")
                 return
-            host.require_space((self.places.results, self.places.scratch), self.options.disk_bytes)
+            host.require_space((self.places.results, self.places.scratch), self.job.disk_gib * 1024**3)
             only = (self.options.only or {}).get((unit.suite, unit.path)) or None
             result = run_unit(Attempt(self.job, self.shard, unit, 1, only), context, console)
             results.append(result)

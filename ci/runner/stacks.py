@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,15 +15,18 @@ from ci.runner.inside.nightcap_inside.stacks import STACK_SIGNAL
 _PY_SPY_SECONDS = 2.0
 _WRITING_SECONDS = 0.05
 _ALL_SECONDS = 3.0
-"""For all processes together: the runner has to hear a stop signal in time."""
+"""For all processes together: the runner has other things to watch."""
 
 
-def dump(running: Iterable[processes.Process], path: Path) -> None:
-    """Append to the file what each process is doing. Never raises for a process that left meanwhile."""
+def dump(running: Iterable[processes.Process], path: Path, *, stop: Callable[[], bool]) -> None:
+    """Append to the file what each process is doing, until `stop` says that the runner has to leave.
+
+    Never raises for a process that left meanwhile.
+    """
     py_spy = shutil.which("py-spy")
     deadline = time.monotonic() + _ALL_SECONDS
     for process in running:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or stop():
             _append(path, "\n== no time for the other processes\n")
             return
         _append(path, f"\n== {datetime.now(UTC):%H:%M:%S} pid {process.pid}: {process.command[:500]}\n")

@@ -21,6 +21,9 @@ from ci.runner.inside.nightcap_inside.stacks import OUT_OF_TIME
 from ci.runner.interrupts import Interrupts
 from ci.runner.output import LIMIT, BoundedLog
 
+STOPPED_GRACE = 2.0
+"""Seconds to leave after TERM when the runner itself was told to stop: GitHub gives it 10 in all."""
+
 Cause = Literal["exited", "timed-out", "silent", "interrupted"]
 
 
@@ -120,7 +123,8 @@ def run(task: Task, limits: Limits, *, mark: str, interrupts: Interrupts) -> End
         cause = _wait(process, reader, drain, find, task, watch, interrupts)
         seconds = time.monotonic() - watch.started
         left = find() if cause == "exited" else ()
-        survivors = processes.end(find, grace=limits.grace) if left or cause != "exited" else ()
+        grace = min(limits.grace, STOPPED_GRACE) if cause == "interrupted" else limits.grace
+        survivors = processes.end(find, grace=grace) if left or cause != "exited" else ()
         _read(reader, log)
         code = process.poll()
     finally:
@@ -170,7 +174,7 @@ def _wait(
                 due = watch.due(now)
                 if due:
                     watch.dumped = True
-                    stacks.dump(find(), task.stacks)
+                    stacks.dump(find(), task.stacks, stop=lambda: bool(interrupts.received))
                 if due == "timed-out" or due == "silent":
                     return due
     finally:

@@ -279,6 +279,7 @@ class Job(Model):
     tags: list[JobTag] = Field([], description="Words that group jobs, for the filter `tag:WORD`.")
     timeout: Duration | None = Field(None, description="Time limit of one shard, set-up included; at most the pool's.")
     file_timeout: Duration | None = Field(None, description="Time limit of one test file.")
+    disk_gib: StrictInt = Field(1, ge=0, description="Free disk in GiB without which no test file starts.")
     shards: Annotated[
         Annotated[StrictInt, Field(ge=1, le=MATRIX_JOBS), Tag("<one>")] | Annotated[AutoShards, Tag("<mapping>")],
         Discriminator(_is_mapping),

@@ -62,13 +62,15 @@ def run(root: Path, *names: str) -> Night:
         planned = dict.fromkeys(test.partition("[")[0] for test in TRUTH if test.startswith(name))
         units.append(Unit(suite="s", kind="pytest", path=name, tests=tuple(planned), seconds=1))
     shard = Shard(index=1, count=1, seconds=1, units=tuple(units))
-    job = PlannedJob(key="j", state="selected", reason="all", pool="p", timeout=60, file_timeout=30, shards=(shard,))
+    job = PlannedJob(
+        key="j", state="selected", reason="all", pool="p", timeout=60, file_timeout=30, disk_gib=0, shards=(shard,)
+    )
     plan = Plan(workflow="w", event="schedule", filter="all", jobs=(job,)).sealed()
     # These tests may themselves run under the runner: its marks are left out.
     env = {key: value for key, value in os.environ.items() if not key.startswith(("NIGHTCAP_", "PYTEST_"))}
     options = RunOptions(
         root=root, results=root / "results", plan_hash=plan.hash, workflow="w", env=env, quiet=True,
-        locks=root / "locks", disk_bytes=0,
+        locks=root / "locks",
     )  # fmt: skip
     run_shard(job, shard, options=options)
     return judge(plan, None, load_results(root / "results"))

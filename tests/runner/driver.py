@@ -23,7 +23,6 @@ def main() -> int:
         grace=0.5,
         locks=root / "locks",
         lock_wait=0.0,
-        disk_bytes=0,
     )
     return int(run_shard(job, job.shards[0], options=options).exit_code)
 

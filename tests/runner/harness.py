@@ -88,7 +88,7 @@ class Bench:
             plan_hash="hash",
             workflow="nightly",
             env=self.env,
-            **{"quiet": True, "grace": 0.3, "locks": self.root / "locks", "disk_bytes": 0, **(options or {})},
+            **{"quiet": True, "grace": 0.3, "locks": self.root / "locks", **(options or {})},
         )
         result = run_shard(planned, planned.shards[0], options=told)
         read = journal.read(result.journal)
@@ -164,7 +164,7 @@ def unit(path: str, *tests: str, kind: str = "pytest", suite: str = SUITE, **mor
 def plan(*units: Unit, **job: Any) -> PlannedJob:
     shard = Shard(index=1, count=1, seconds=1, units=units)
     fields = {"key": "j", "state": "selected", "reason": "r", "pool": "p", "timeout": 600, "file_timeout": 60}
-    return PlannedJob(**{**fields, **job}, shards=(shard,))
+    return PlannedJob(**{**fields, "disk_gib": 0, **job}, shards=(shard,))
 
 
 def _environment(pid: int) -> bytes:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ci.journal import Note
 from ci.runner import host
+from ci.runner.exit_codes import ExitCode
 from ci.runner.host import HostNotFit
+from tests.runner.harness import Bench
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -79,6 +82,13 @@ def test_a_gpu_belongs_to_one_run_until_that_run_dies(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_with_both_figures(tmp_path: Path) -> None:
     with pytest.raises(HostNotFit, match=rf"{tmp_path} has \d+ MiB free and needs 1073741824"):
         host.require_space([tmp_path], 2**50)
+
+
+def test_a_job_whose_need_of_disk_is_not_met_starts_no_test_and_blames_none(bench: Bench) -> None:
+    night = bench.run_file("def test_a(): pass", "test_a", disk_gib=2**30)
+    assert (night.results, night.result.exit_code) == ({}, ExitCode.INFRA)
+    assert [note.level for note in night.of(Note)] == ["infra"]
+    assert f"MiB free and needs {2**40}: free some space" in night.notes[0]
 
 
 def test_locks_that_cannot_be_kept_are_said_with_the_way_out(tmp_path: Path) -> None:

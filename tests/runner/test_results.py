@@ -67,6 +67,17 @@ def test_each_kind_of_result_is_in_the_journal_once(bench: Bench) -> None:
     }  # fmt: skip
 
 
+def test_our_marks_are_known_where_unknown_ones_are_errors(bench: Bench) -> None:
+    bench.file("[pytest]\naddopts = --strict-markers\nfilterwarnings = error", "pytest.ini")
+    night = bench.run_file("""
+        import pytest
+        pytestmark = pytest.mark.suite("s", gpus=0, est="5s")
+        @pytest.mark.budget(30)
+        def test_a(): pass
+    """)
+    assert night.results == {"test_a": ["passed"]}
+
+
 SUITES = """
     import pytest
     pytestmark = [pytest.mark.suite("one"), pytest.mark.suite(name="two", gpus=1)]
