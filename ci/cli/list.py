@@ -40,6 +40,6 @@ def command(project: Project, workflow: str | None, as_json: bool) -> None:
 
 def _row(key: str, job: Job) -> tuple[str, ...]:
     shards = f"auto, at most {job.shards.max}" if isinstance(job.shards, AutoShards) else str(job.shards)
-    suites = ", ".join(job.suites) or f"({len(job.commands)} commands)"
+    suites = ", ".join(job.suites) or f"({len(job.commands)} command{'s' * (len(job.commands) != 1)})"
     timeout = format_duration(job.timeout or 0)
     return (key, job.pool or "", suites, ", ".join(job.tags), shards, timeout, ", ".join(job.aliases))

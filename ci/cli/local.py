@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
 
 import click
 
 from ci import local
-from ci.cli.project import EVENTS, Project, workflow_option
+from ci.cli.project import EVENTS, Project, scratch, workflow_option
 from ci.gate.night import Night
 from ci.gate.report import text
-
-SCRATCH = Path(".nightcap/local")
 
 
 @click.command()
@@ -32,8 +29,8 @@ def command(project: Project, workflow: str | None, event: str, filter_text: str
       nightcap local --filter attention
     """
     name = project.workflow(workflow)
-    scratch = project.root / SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)
+    folder = scratch(project.root) / "local"
+    shutil.rmtree(folder, ignore_errors=True)
 
     def show(line: local.Line) -> None:
         if verbose or line.result or not line.job:
@@ -41,7 +38,7 @@ def command(project: Project, workflow: str | None, event: str, filter_text: str
 
     inputs = {"job_filter": filter_text} if event == "workflow_dispatch" else {}
     try:
-        found = local.run(project.root, name, project.specs().fleet, event, inputs, scratch=scratch, on_line=show)
+        found = local.run(project.root, name, project.specs().fleet, event, inputs, scratch=folder, on_line=show)
     except (local.ActMissing, OSError) as error:
         raise click.ClickException(str(error)) from error
     verdict = next(found.artifacts.glob("gate-a*/verdict.json"), None)

@@ -22,11 +22,20 @@ from ci.suites.quarantine import Quarantine
 from ci.suites.quarantine import load as load_quarantine
 
 DURATIONS = "workflows/durations.json"
+SCRATCH = ".nightcap"
 EVENTS = ("schedule", "workflow_dispatch", "workflow_call", "push", "pull_request")
 
 workflow_option: Callable[[Any], Any] = click.option(
     "--workflow", metavar="NAME", help="Spec to use.  [default: the only one with a plan]"
 )
+
+
+def scratch(folder: Path) -> Path:
+    """The folder in `folder` for what a command leaves, made so that git does not see it in any repository."""
+    found = folder / SCRATCH
+    found.mkdir(exist_ok=True)
+    (found / ".gitignore").write_text("*\n", encoding="utf-8")
+    return found
 
 
 @dataclass(frozen=True)

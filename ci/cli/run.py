@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ci.cli.project import Project, workflow_option
+from ci.cli.project import SCRATCH, Project, scratch, workflow_option
 from ci.gate import load_plan
 from ci.journal import Journal, read
 from ci.plan import Plan, PlannedJob, Shard, Unit, shard_index
@@ -21,6 +21,7 @@ from ci.runner.options import RunOptions
 from ci.runner.shard import run_shard
 from ci.spec.problems import did_you_mean
 
+RESULTS = Path(SCRATCH) / "results"
 Only = Mapping[tuple[str, str], tuple[str, ...]]
 
 
@@ -47,7 +48,7 @@ Only = Mapping[tuple[str, str], tuple[str, ...]]
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    default=Path(".nightcap/results"),
+    default=RESULTS,
     show_default=True,
     help="Folder for the journal, JUnit and logs.",
 )
@@ -87,6 +88,8 @@ def command(
     if not wanted:
         why = f"nothing failed in {rerun_failed}" if earlier else "the plan does not select it"
         raise click.UsageError(f"nothing of job {job} to run: {why}")
+    if results == RESULTS:
+        scratch(Path())
     codes = [
         execute(
             plan,

@@ -153,7 +153,10 @@ def _latest_plan() -> Plan | None:
         return int(found[1]) if found else 0
 
     files = sorted(ARTIFACTS.glob("plan-a*/plan.json"), key=attempt)
-    return load_plan(files[-1]) if files else None
+    try:
+        return load_plan(files[-1]) if files else None
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _set_up(job: PlannedJob) -> None:

@@ -27,7 +27,7 @@ def test_list_shows_each_job_with_what_it_needs(engine: Path, nightcap: Nightcap
     lines = nightcap("list").out.splitlines()
     assert lines[0] == "nightly: Nightly Test, 2 jobs"
     assert lines[3].split() == ["kernels", "cpu", "kernels", "quick", "1", "10m", "old-kernels"]
-    assert lines[4].split() == ["report", "cpu", "(1", "commands)", "1", "10m"]
+    assert lines[4].split() == ["report", "cpu", "(1", "command)", "1", "10m"]
 
 
 def test_list_as_json_is_the_specs(engine: Path, nightcap: Nightcap) -> None:

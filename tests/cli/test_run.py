@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def ran(*journals: str) -> list[str]:
 def collected(journals: Sequence[Path]) -> set[str]:
     events = [event for path in journals for event in read(path).events]
     return {event.unit for event in events if isinstance(event, Collected)}
+
+
+def test_what_a_run_leaves_is_not_seen_by_git(engine: Path, nightcap: Nightcap) -> None:
+    subprocess.run(["git", "init", "-q", str(engine)], check=True)
+    assert nightcap("run", "kernels").code == 0
+    assert (engine / ".nightcap/results/journal.jsonl").is_file()
+    status = subprocess.run(["git", "-C", str(engine), "status", "--short"], check=True, capture_output=True, text=True)
+    assert "workflows/" in status.stdout
+    assert ".nightcap" not in status.stdout
 
 
 def test_without_a_shard_all_of_them_run_one_after_the_other(two_shards: Path, nightcap: Nightcap) -> None:

@@ -163,6 +163,11 @@ def test_a_plan_that_was_changed_on_its_way_starts_nothing(step: Any, tmp_path: 
     done = step("run", NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
     assert done.returncode == 2
     assert "no intact plan.json" in done.stderr
+    file.write_text("{")
+    for name in ("run", "gate"):
+        done = step(name, NIGHTCAP_JOB="alpha", NIGHTCAP_SHARD="1-of-2")
+        assert done.returncode == 2
+        assert done.stderr.startswith("Error: .nightcap/artifacts/plan-a1/plan.json is no plan of this version")
 
 
 def test_a_pools_commands_run_before_the_tests_unless_the_host_is_ready(step: Any, tmp_path: Path) -> None:
