@@ -1,7 +1,7 @@
 """Time of paged decode attention on one GPU, as a fraction of what the GPU could do, beside FlashInfer and torch.
 
     python -m benchmarks.attention --json benchmarks/results/NAME.json    measure (about 3 minutes)
-    python -m benchmarks.attention --report                               write docs/gpu-results.md
+    python -m benchmarks.attention --report                               write docs/gpu-results.md and plots
 
 How it is measured:
 
@@ -415,12 +415,13 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--json", type=Path, metavar="FILE", help="measure on this GPU and write FILE")
     what.add_argument(
-        "--report", action="store_true", help="write docs/gpu-results.md from benchmarks/results/"
+        "--report", action="store_true", help="write docs/gpu-results* from benchmarks/results/"
     )
     parser.add_argument("--only", choices=["MLA", "GQA"], help="measure one family")
     arguments = parser.parse_args()
     if arguments.report:
-        Path("docs/gpu-results.md").write_text(attention_report.page(RESULTS), encoding="utf-8")
+        for name, text in attention_report.files(RESULTS).items():
+            (Path("docs") / name).write_text(text, encoding="utf-8")
         return 0
     import torch
 

@@ -1,10 +1,14 @@
-"""docs/gpu-results.md from the JSON files of `benchmarks.attention`: a function of the files alone."""
+"""docs/gpu-results.md and its plots from the JSON files of `benchmarks.attention`: a function of the files
+alone.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks import attention_roofline
 
 HEAD = """\
 # Decode attention on GPUs
@@ -37,14 +41,18 @@ COLUMNS = (
 )
 
 
-def page(results: Path) -> str:
-    """The whole page. Files of other benchmarks in the folder are left out."""
-    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
-    runs = [run for run in loaded if run.get("benchmark") == "attention-decode"]
-    return "\n".join([HEAD, *(_run(run) for run in runs)])
+def files(results: Path) -> dict[str, str]:
+    """What stands in `docs/`, name -> text: the page, and a plot a run. Files of other benchmarks in `results`
+    are left out.
+    """
+    loaded = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
+    runs = {stem: run for stem, run in loaded.items() if run.get("benchmark") == "attention-decode"}
+    plots = {stem: f"gpu-results-{stem}.svg" for stem in runs}
+    page = "\n".join([HEAD, *(_run(run, plots[stem]) for stem, run in runs.items())])
+    return {"gpu-results.md": page, **{plots[stem]: attention_roofline.plot(run) for stem, run in runs.items()}}
 
 
-def _run(run: dict[str, Any]) -> str:
+def _run(run: dict[str, Any], plot: str) -> str:
     machine, limits = run["machine"], run["limits"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     lines = [
@@ -57,6 +65,8 @@ def _run(run: dict[str, Any]) -> str:
         f"bf16 matmul {limits['matmul_tflop_per_s']:.0f} TFLOP/s.",
         "",
         *(f"Not measured: {reason}.\n" for reason in run["not_measured"]),
+        f"![Roofline]({plot})",
+        "",
     ]
     for family, title in (("MLA", "MLA (latent 512 + rope 64), bf16"), ("GQA", "GQA (head dim 128), bf16")):
         records = [record for record in run["records"] if record["case"]["family"] == family]

@@ -1,11 +1,14 @@
-"""The page of GPU results is what the JSON files give, and says so when a kernel failed or was wrong."""
+"""The page of GPU results and its plots are what the JSON files give, and say so when a kernel failed or was
+wrong.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
-from benchmarks import attention_report
+from benchmarks import attention_report, attention_roofline
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,9 +31,9 @@ def run_of(*records: dict[str, object]) -> dict[str, object]:
     }
 
 
-def test_the_committed_page_is_what_the_committed_files_give() -> None:
-    committed = (ROOT / "docs/gpu-results.md").read_text(encoding="utf-8")
-    expected = attention_report.page(ROOT / "benchmarks/results")
+def test_the_committed_page_and_plots_are_what_the_committed_files_give() -> None:
+    expected = attention_report.files(ROOT / "benchmarks/results")
+    committed = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("gpu-results*")}
     assert committed == expected, "run: python -m benchmarks.attention --report"
 
 
@@ -38,7 +41,10 @@ def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
     run = run_of({"case": CASE, "kernel": "K"} | TIMED)
     (tmp_path / "a.json").write_text(json.dumps(run), encoding="utf-8")
     (tmp_path / "other.json").write_text(json.dumps({"benchmark": "something else"}), encoding="utf-8")
-    page = attention_report.page(tmp_path)
+    made = attention_report.files(tmp_path)
+    assert list(made) == ["gpu-results.md", "gpu-results-a.svg"]
+    page = made["gpu-results.md"]
+    assert "![Roofline](gpu-results-a.svg)" in page
     assert "## Some GPU, 2026-01-02" in page
     assert "driver 1.2, CUDA 13.0, torch 2.11.0." in page
     assert "read 4600 GB/s, bf16 matmul 700 TFLOP/s" in page
@@ -53,3 +59,33 @@ def test_wrong_and_failed_kernels_have_no_time() -> None:
     assert "5.0e-01" in wrong
     assert "time, us failed" in failed
     assert failed.endswith("RuntimeError: no")
+
+
+def test_the_plot_has_the_fastest_kernel_of_each_kind_in_a_case_and_no_other() -> None:
+    slower = {"case": CASE, "kernel": "Nightcap Triton"} | TIMED | {"us": 120.0}
+    faster = {"case": CASE, "kernel": "Nightcap Gluon, balanced <&>"} | TIMED
+    others = [{"case": CASE, "kernel": name} | TIMED for name in ("FlashInfer fa3", "torch, cuDNN")]
+    failed = {"case": CASE, "kernel": "FlashInfer XQA", "failed": "no"}
+    plot = ElementTree.fromstring(attention_roofline.plot(run_of(slower, faster, *others, failed)))
+    titles = [title.text or "" for title in plot.iter("{http://www.w3.org/2000/svg}title")]
+    assert [title.split(": ")[1] for title in titles] == [
+        f"{name}, 100.0 us, 65 % of the floor"
+        for name in ("Nightcap Gluon, balanced <&>", "FlashInfer fa3", "torch, cuDNN")
+    ]
+
+
+def test_points_lie_on_the_roof_when_a_kernel_takes_the_time_of_the_floor() -> None:
+    at_bandwidth = {"case": CASE, "kernel": "Nightcap K"} | TIMED | {"gb_per_s": 4600.4, "tflop_per_s": 46.004}
+    svg = "{http://www.w3.org/2000/svg}"
+    plot = ElementTree.fromstring(attention_roofline.plot(run_of(at_bandwidth)))
+    roof = next(line for line in plot.iter(f"{svg}polyline") if line.get("stroke") == "black")
+    (x0, y0), (x1, y1) = (
+        [float(number) for number in corner.split(",")] for corner in (roof.get("points") or "").split()[:2]
+    )
+    point = next(circle for circle in plot.iter(f"{svg}circle") if len(circle))
+    x, y = float(point.get("cx") or 0), float(point.get("cy") or 0)
+    assert abs(y0 + (y1 - y0) * (x - x0) / (x1 - x0) - y) < 0.5
+
+
+def test_a_run_without_figures_has_a_plot_all_the_same() -> None:
+    ElementTree.fromstring(attention_roofline.plot(run_of()))
