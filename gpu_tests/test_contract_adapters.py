@@ -18,8 +18,9 @@ from torch import Tensor
 from gpu_tests.backends import sglang_adapter
 from gpu_tests.backends.engine_doubles import Lax
 from gpu_tests.backends.sglang_adapter import sglang_backend
+from gpu_tests.contract.isolated import Isolated
 from gpu_tests.contract.scenario import Scenario
-from gpu_tests.contract.verify import findings
+from gpu_tests.contract.verify import Verdict, judge_on
 
 pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="10s")
 
@@ -132,31 +133,40 @@ class NewMlaHostRead(NewMla):
 
 LEGACY = sglang_backend(LegacyMha, ForwardMode)
 NEW = sglang_backend(NewMla, ForwardMode)
+UNFILLED = sglang_backend(LegacyMhaUnfilled, ForwardMode)
+HOST_READ = sglang_backend(NewMlaHostRead, ForwardMode)
+
+
+@pytest.fixture
+def judged(driver: Any, isolated: Isolated) -> Callable[[str, str], Verdict]:
+    """What the contract says of a factory of this file in a scenario."""
+    return lambda factory, scenario: judge_on(driver, f"{__name__}:{factory}", isolated)(Scenario.parse(scenario))
 
 
 @pytest.mark.parametrize(
     ("factory", "world"),
     [
-        (LEGACY, "mha-target"),
-        (LEGACY, "mha-draft"),
-        (LEGACY, "mha-extend"),
-        (NEW, "mla-target"),
-        (NEW, "mla-draft"),
-        (NEW, "mla-extend"),
+        ("LEGACY", "mha-target"),
+        ("LEGACY", "mha-draft"),
+        ("LEGACY", "mha-extend"),
+        ("NEW", "mla-target"),
+        ("NEW", "mla-draft"),
+        ("NEW", "mla-extend"),
     ],
 )
-def test_both_generations_hold_the_contract(driver: Any, factory: Callable[..., Any], world: str) -> None:
-    assert findings(Scenario(world), factory, driver) == []
-    assert findings(Scenario.parse(f"{world}+everything"), factory, driver) == []
+def test_both_generations_hold_the_contract(judged: Callable[[str, str], Verdict], factory: str, world: str) -> None:
+    for scenario in (f"{world}#0", f"{world}+everything#0"):
+        assert judged(factory, scenario).report == f"{scenario}: holds"
 
 
 @pytest.mark.parametrize(
-    ("stand_in", "world", "check"),
-    [(LegacyMhaUnfilled, "mha-draft", "kernel_lengths"), (NewMlaHostRead, "mla-target", "host_sync")],
+    ("factory", "world", "check"),
+    [("UNFILLED", "mha-draft", "kernel_lengths"), ("HOST_READ", "mla-target", "host_sync")],
 )
-def test_a_bug_behind_the_adapter_is_found(driver: Any, stand_in: type[StandIn], world: str, check: str) -> None:
-    found = findings(Scenario(world), sglang_backend(stand_in, ForwardMode), driver)
-    assert check in {f.check for f in found}
+def test_a_bug_behind_the_adapter_is_found(
+    judged: Callable[[str, str], Verdict], factory: str, world: str, check: str
+) -> None:
+    assert check in judged(factory, world).checks
 
 
 def test_a_double_lists_what_it_was_asked_for_and_does_not_know() -> None:

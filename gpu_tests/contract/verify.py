@@ -19,6 +19,10 @@ from gpu_tests.graphs import GraphDriver, available_drivers
 DEFAULT_BACKEND = "gpu_tests.backends:default_backend"
 
 
+REFUSED_CAPTURE = frozenset({"capture", "host_sync"})
+"""Checks after which a process of its own is replaced: torch does not clean up after a capture that was refused."""
+
+
 class ContractViolation(AssertionError):
     """A backend breaks the contract; the message is the whole report."""
 
@@ -99,7 +103,10 @@ def isolated_verdict(process: Isolated, scenario: Scenario, backend_path: str, d
         command = reproduce(scenario, backend_path, driver_name)
         text = f"replay fails in {scenario}\n\nthe CUDA context was lost: {reason}\n\nreproduce: {command}"
         return Verdict("replay", ("replay",), text)
-    return Verdict(**{**answer, "checks": tuple(answer["checks"])})
+    found = Verdict(**{**answer, "checks": tuple(answer["checks"])})
+    if REFUSED_CAPTURE & set(found.checks):
+        process.close()
+    return found
 
 
 def judge_on(driver: GraphDriver, backend_path: str, process: Isolated) -> Callable[[Scenario], Verdict]:

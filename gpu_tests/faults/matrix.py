@@ -17,7 +17,7 @@ import torch
 from gpu_tests.contract.checks import headline
 from gpu_tests.contract.isolated import ContextLost, Isolated, NoAnswer
 from gpu_tests.contract.scenario import Scenario
-from gpu_tests.contract.verify import findings
+from gpu_tests.contract.verify import REFUSED_CAPTURE, findings
 from gpu_tests.faults.catalogue import EQUIVALENTS, FAULTS, Fault
 from gpu_tests.graphs import GraphDriver, available_drivers
 
@@ -74,8 +74,8 @@ def isolated_kill(process: Isolated, fault: Fault, driver_name: str, scenario: S
         return Kill(fault.id, fault.operator, text, None, [], died=str(reason))
     except NoAnswer as reason:
         return Kill(fault.id, fault.operator, text, None, [], unknown=str(reason).strip().splitlines()[-1])
-    if {"capture", "host_sync"} & set(found.checks):
-        process.close()  # torch does not clean up after a capture that was refused
+    if REFUSED_CAPTURE & set(found.checks):
+        process.close()
     return found
 
 
