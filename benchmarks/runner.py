@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the runner costs, beside a shell loop.")
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="such as benchmarks/results/runner.json")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), told.files, told.rounds)
@@ -66,13 +66,19 @@ def measure(root: Path, files: int, rounds: int) -> dict[str, object]:
     for number in range(files):
         (root / "tests" / f"test_{number:04}.py").write_text(TEST.format(number=number), encoding="utf-8")
     nightcap = (str(Path(sys.executable).parent / "nightcap"), "-C", str(root), "run", "trivial")
+    machine: dict[str, object] = {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+    machine["load"] = os.getloadavg()
     loops, runs = [], []
     for _ in range(rounds):
         loops.append(cost(("bash", "-c", LOOP, sys.executable), root))
         runs.append(cost(nightcap, root))
     loop, run = min(loops, key=lambda one: one.wall), min(runs, key=lambda one: one.wall)
     return {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()},
+        "machine": machine,
         "files": files,
         "shell_loop": [asdict(one) for one in loops],
         "nightcap_run": [asdict(one) for one in runs],

@@ -22,6 +22,7 @@ from ci.cli.main import cli
 from ci.gha.yaml_reader import read
 from ci.local import copy_tree
 from ci.spec.models import Defaults, Fleet, Job, Pool, SuiteDecl, Triggers, Workflow
+from ci.suites.quarantine import QuarantineFile
 from tests.docs.snippets import Snippet, fits, is_excerpt, run, snippets
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ NOT_RUN = {
     ("docs/adopting.md#Keep it true", "a line of your own workflow"),
 }
 """Where a block does not run, and the reason that the document gives."""
-MODELS: tuple[type[BaseModel], ...] = (Workflow, Fleet, Job, Pool, SuiteDecl, Defaults, Triggers)
+MODELS: tuple[type[BaseModel], ...] = (Workflow, Fleet, Job, Pool, SuiteDecl, Defaults, Triggers, QuarantineFile)
 TODAY = "2026-12-01"
 
 
