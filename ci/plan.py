@@ -297,7 +297,7 @@ def _job(
     # A unit does not say whether its file may hold unplanned tests; an id that none has does no harm here.
     mine = [one for one in quarantine if any(concerns(one.test, u.path, u.tests, dynamic=True) for u in units)]
     notes += [f"in quarantine: {one.test}: {one.why}" for one in mine]
-    env = {name: _env_text(value) for name, value in {**workflow.env, **job.env}.items()}
+    env = {name: env_text(value) for name, value in {**workflow.env, **job.env}.items()}
     return PlannedJob(
         key=key,
         state=state,
@@ -407,6 +407,6 @@ def _why_empty(suite: Suite) -> str:
     return f"{suite.name} has no test, allowed until {allowed.expires}: {allowed.reason}" if allowed else "all excluded"
 
 
-def _env_text(value: object) -> str:
+def env_text(value: object) -> str:
     """A value as GitHub would put it into the environment: true, not True."""
     return str(value).lower() if isinstance(value, bool) else str(value)

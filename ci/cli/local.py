@@ -11,6 +11,7 @@ from ci import local
 from ci.cli.project import EVENTS, Project, scratch, workflow_option
 from ci.gate.night import Night
 from ci.gate.report import text
+from ci.spec.filter import FILTER_INPUT
 
 
 @click.command()
@@ -36,7 +37,7 @@ def command(project: Project, workflow: str | None, event: str, filter_text: str
         if verbose or line.result or not line.job:
             click.echo(f"{line.job or 'act'}: {line.text}")
 
-    inputs = {"job_filter": filter_text} if event == "workflow_dispatch" else {}
+    inputs = {FILTER_INPUT: filter_text} if event == "workflow_dispatch" else {}
     try:
         found = local.run(project.root, name, project.specs().fleet, event, inputs, scratch=folder, on_line=show)
     except (local.ActMissing, OSError) as error:

@@ -23,14 +23,24 @@ from ci.cli.main import EXIT_USAGE
 from ci.cli.project import Project
 from ci.gate import Night, judge, load_needs, load_plan, load_results
 from ci.gate import report as gate_report
-from ci.gha.commands import Annotation, append_summary, inert, shown, summary_room, write_outputs
-from ci.plan import Plan, PlannedJob
+from ci.gha.commands import (
+    Annotation,
+    Section,
+    append_summary,
+    fit,
+    inert,
+    markdown_text,
+    shown,
+    summary_room,
+    write_outputs,
+)
+from ci.plan import Plan, PlannedJob, env_text
+from ci.spec.filter import FILTER_INPUT
 from ci.spec.models import format_duration
 from ci.spec.problems import FilterError, SpecError
 
 OUT = Path(".nightcap/out")
 ARTIFACTS = Path(".nightcap/artifacts")
-FILTER_INPUT = "job_filter"
 _ATTEMPT = re.compile(r"-a(\d+)$")
 
 
@@ -95,7 +105,7 @@ def _plan(project: Project, step: Step) -> int:
         plan = project.plan(step.workflow, step.event, str(inputs.pop(FILTER_INPUT, "")), inputs)
     except (SpecError, FilterError) as error:
         problems = [str(problem) for problem in error.problems]
-        _tell(step, ["## The plan failed: nothing runs", *(f"- {_code(problem)}" for problem in problems)])
+        _tell(step, ["## The plan failed: nothing runs", *(f"- {markdown_text(problem)}" for problem in problems)])
         for one in shown([Annotation("error", "plan", problem) for problem in problems], where="see the log"):
             click.echo(one)
         click.echo(inert("\n".join(problems)), err=True)
@@ -116,13 +126,13 @@ def _plan(project: Project, step: Step) -> int:
 def plan_summary(plan: Plan) -> list[str]:
     """The plan for the step summary: every job, and why."""
     lines = [f"## Plan {plan.hash}: {len(plan.selected)} of {len(plan.jobs)} jobs run", ""]
-    lines += [f"Event {plan.event}, filter {_code(plan.filter)}", ""]
+    lines += [f"Event {plan.event}, filter {markdown_text(plan.filter)}", ""]
     lines += ["| job | | why | pool | shards | predicted |", "| --- | --- | --- | --- | ---: | ---: |"]
     for job in plan.jobs:
         longest = max((shard.seconds for shard in job.shards), default=0)
         numbers = f"{len(job.shards)} | {format_duration(longest)}" if job.selected else " | "
-        lines.append(f"| {job.key} | {job.state} | {_cell(job.reason)} | {job.pool} | {numbers} |")
-    lines += [f"- {job.key}: {_cell(note)}" for job in plan.selected for note in job.notes]
+        lines.append(f"| {job.key} | {job.state} | {markdown_text(job.reason)} | {job.pool} | {numbers} |")
+    lines += [f"- {job.key}: {markdown_text(note)}" for job in plan.selected for note in job.notes]
     return lines
 
 
@@ -132,8 +142,9 @@ def _run(project: Project, step: Step) -> int:
     plan, job = _planned(project, step)
     if not step.ready:
         _set_up(job)
-    inputs = {f"NIGHTCAP_INPUT_{name.upper().replace('-', '_')}": _text(value) for name, value in plan.inputs.items()}
-    return execute(plan, job, shard_of(job, step.shard), root=project.root, results=OUT, env={**os.environ, **inputs})
+    names = {name: f"NIGHTCAP_INPUT_{name.upper().replace('-', '_')}" for name in plan.inputs}
+    env = {**os.environ, **{names[name]: env_text(value) for name, value in plan.inputs.items()}}
+    return execute(plan, job, shard_of(job, step.shard), root=project.root, results=OUT, env=env)
 
 
 def _planned(project: Project, step: Step) -> tuple[Plan, PlannedJob]:
@@ -203,18 +214,5 @@ def _inputs(text: str) -> dict[str, Any]:
 
 def _tell(step: Step, lines: list[str]) -> None:
     if step.summary:
-        text = "\n".join(lines) + "\n"
-        if len(text.encode(errors="replace")) <= summary_room(step.summary):
-            append_summary(step.summary, text)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("`", "'").replace("\n", " ") + "`"
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        whole = Section("", [f"{line}\n" for line in lines], noun="more lines")
+        append_summary(step.summary, fit([whole], summary_room(step.summary), where="see plan.json, or the log"))

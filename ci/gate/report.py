@@ -7,14 +7,13 @@ first, since it may be cut. Names and messages come from tests, so in Markdown n
 from __future__ import annotations
 
 import html
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ci.gate.kinds import REPRODUCIBLE
 from ci.gate.night import TESTS_WORST_FIRST, Finding, JudgedJob, Night, TestVerdict
 from ci.gate.units import tests_text
-from ci.gha.commands import Annotation, Level, Section, fit, shown
+from ci.gha.commands import Annotation, Level, Section, fit, markdown_text, shown
 from ci.gha.limits import SUMMARY_BYTES
 
 WHERE = "all of it is in verdict.json"
@@ -131,12 +130,12 @@ def _detail(finding: Finding) -> str:
 def markdown(night: Night, budget: int = SUMMARY_BYTES) -> str:
     """The night for the step summary, at most `budget` bytes: verdict, jobs, problems worst first."""
     warnings = [one for one in night.findings if not one.red]
-    about = f"{_inline(night.workflow or 'unknown workflow')}: {_inline(_circumstances(night))}"
-    sections = [Section(f"## {_inline(headline(night))}\n\n{about}\n\n")]
+    about = f"{markdown_text(night.workflow or 'unknown workflow')}: {markdown_text(_circumstances(night))}"
+    sections = [Section(f"## {markdown_text(headline(night))}\n\n{about}\n\n")]
     if night.jobs:
         head = "| job | verdict | shards ok | tests | why |\n| --- | --- | --- | --- | --- |\n"
         jobs = sorted(night.jobs, key=lambda job: job.verdict in ("passed", "not-selected"))
-        rows = [f"| {' | '.join(map(_inline, (job.key, *_row(job))))} |\n" for job in jobs]
+        rows = [f"| {' | '.join(map(markdown_text, (job.key, *_row(job))))} |\n" for job in jobs]
         sections.append(Section(head, rows, tail="\n", noun="more jobs"))
     if night.problems:
         items = [_block(one) for one in night.problems]
@@ -181,9 +180,3 @@ def _title(finding: Finding) -> str:
 def _raw(content: str) -> str:
     """Text inside a block of raw HTML."""
     return html.escape(content).replace("\r", "").replace("\n", "&#10;")
-
-
-def _inline(content: str) -> str:
-    """Text inside a line or a table of Markdown: whatever could be markup is a character reference."""
-    line = " ".join(content.split())
-    return re.sub(r"[\\`*_{}\[\]<>#|~&!@$]", lambda found: f"&#{ord(found[0])};", line)

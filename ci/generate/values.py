@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ci.gha.expressions import literal
 from ci.gha.yaml_writer import Value, scalar
+from ci.spec.filter import FILTER_INPUT
 from ci.spec.models import After, Fleet, Input, Job, Workflow
 
-FILTER_INPUT = "job_filter"
 FILTER_HELP = (
     "Jobs to run: all, or comma-separated keys, globs (8-gpu-*), tag:NAME, pool:NAME, suite:NAME; !term removes."
 )

@@ -140,6 +140,12 @@ def shown(annotations: Iterable[Annotation], *, where: str) -> list[Annotation]:
     return kept
 
 
+def markdown_text(content: str) -> str:
+    """Text inside a line or a table of Markdown: whatever could be markup is a character reference."""
+    line = " ".join(content.split())
+    return re.sub(r"[\\`*_{}\[\]<>#|~&!@$]", lambda found: f"&#{ord(found[0])};", line)
+
+
 def inert(text: str) -> str:
     """Text of unknown origin, safe to print in a step: no line of it is a command to the runner.
 

@@ -17,13 +17,12 @@ from cronsim import CronSim, CronSimError
 
 from ci.gha.limits import DISPATCH_INPUTS, HOSTED_JOB_SECONDS, SELF_HOSTED_JOB_SECONDS
 from ci.gha.yaml_reader import Path
+from ci.spec.filter import FILTER_INPUT
 from ci.spec.models import Allowance, Fleet, Input, Job, Pool, Schedule, Workflow, format_duration
 from ci.spec.problems import did_you_mean, shown
 
 RESERVED_KEYS = frozenset({"plan", "gate", "all"})
 """The first and the last job of every nightly, and the filter that selects every job."""
-JOB_FILTER = "job_filter"
-"""The input of every manual run that holds the filter."""
 
 
 class Finding(NamedTuple):
@@ -120,10 +119,10 @@ def _inputs(spec: Checked) -> Iterator[Finding]:
     inputs = triggers.dispatch.inputs if triggers.dispatch else {}
     path: Path = ("triggers", "dispatch", "inputs")
     if len(inputs) >= DISPATCH_INPUTS:
-        message = f"{len(inputs)} inputs and {JOB_FILTER} are {len(inputs) + 1}; GitHub takes {DISPATCH_INPUTS}"
+        message = f"{len(inputs)} inputs and {FILTER_INPUT} are {len(inputs) + 1}; GitHub takes {DISPATCH_INPUTS}"
         yield Finding(path, message, "drop some, or join some into one text")
     for name, item in inputs.items():
-        if name.lower() == JOB_FILTER:
+        if name.lower() == FILTER_INPUT:
             yield Finding((*path, name), "this input is always there: it holds the filter", "drop it or rename it")
         yield from _options((*path, name), item)
         yield from _default((*path, name), item, scheduled=bool(triggers.schedules))

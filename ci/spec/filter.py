@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from ci.spec.models import Job, Workflow
 from ci.spec.problems import FilterError, nearest, shown
 
+FILTER_INPUT = "job_filter"
+"""The input of every manual run that holds the filter."""
 MAX_CHARACTERS = 2_000
 
 _FACETS: Mapping[str, Callable[[Job], list[str]]] = {

@@ -85,6 +85,21 @@ def test_the_plan_hands_over_jobs_shards_inputs_and_its_hash(step: Any, tmp_path
     assert "| report | not-selected | not named by the filter |" in (tmp_path / "summary").read_text()
 
 
+def test_the_summary_shows_a_reason_as_text_and_is_cut_where_github_would_drop_it(step: Any, tmp_path: Path) -> None:
+    reason = "{reason: 'a | <b> `c`', expires: 2100-01-01}"
+    off = f"  off: {{pool: cpu, suites: [alpha], timeout: 10m, file_timeout: 5m, enabled: false, disabled: {reason}}}\n"
+    (tmp_path / "workflows/nightly.yml").write_text(NIGHTLY + off)
+    summary = tmp_path / "summary"
+    assert step("plan").returncode == 0
+    row = next(line for line in summary.read_text().splitlines() if line.startswith("| off |"))
+    assert row.count("|") == 7
+    assert not {"<", "`"} & set(row)
+    summary.write_bytes(b"x" * (1024 * 1024 - 300))
+    assert step("plan").returncode == 0
+    assert summary.stat().st_size <= 1024 * 1024
+    assert "more lines" in summary.read_text()
+
+
 @pytest.mark.parametrize("given", ["", "null", "{}"])
 def test_a_schedule_has_no_inputs_and_gets_the_defaults(step: Any, tmp_path: Path, given: str) -> None:
     assert step("plan", GITHUB_EVENT_NAME="schedule", NIGHTCAP_INPUTS=given).returncode == 0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ci.cli.project import Project
-from ci.cli.step import FILTER_INPUT
 from ci.plan import Plan
+from ci.spec.filter import FILTER_INPUT
 from ci.spec.problems import FilterError
 
 ROOT = Path(__file__).parents[2]
