@@ -17,6 +17,9 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 100
 KINDS = {"Nightcap": "#0a66c2", "FlashInfer": "#d1720c", "torch": "#6b6b6b"}
 """The first word of a kernel's name, and the colour of its points."""
 
+ASIDE = 10
+"""Pixels that FlashInfer's points are moved to the right, and torch's twice, so as not to cover ours."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -127,10 +130,10 @@ def _point(record: dict[str, Any], across: Axis, upwards: Axis) -> str:
         f"{_group(case)}, batch {case['batch']}, {keys} keys, page {case['page_size']}: {record['kernel']}, "
         f"{record['us']:.1f} us, {100 * record['fraction_of_floor']:.0f} % of the floor"
     )
-    x, y = across.at(intensity(record)), upwards.at(record["tflop_per_s"])
-    colour = KINDS.get(_kind(record), "black")
+    kind = _kind(record)
+    x, y = across.at(intensity(record)) + ASIDE * list(KINDS).index(kind), upwards.at(record["tflop_per_s"])
     return (
-        f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}" fill-opacity="0.75"><title>{escape(label)}</title>'
+        f'<circle cx="{x:g}" cy="{y}" r="5" fill="{KINDS[kind]}" fill-opacity="0.75"><title>{escape(label)}</title>'
         "</circle>"
     )
 
