@@ -38,7 +38,7 @@ def test_the_committed_page_and_plots_are_what_the_committed_files_give() -> Non
 
 
 def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
-    run = run_of({"case": CASE, "kernel": "K"} | TIMED)
+    run = run_of({"case": CASE, "kernel": "Nightcap K"} | TIMED)
     (tmp_path / "a.json").write_text(json.dumps(run), encoding="utf-8")
     (tmp_path / "other.json").write_text(json.dumps({"benchmark": "something else"}), encoding="utf-8")
     made = attention_report.files(tmp_path)
@@ -49,7 +49,7 @@ def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
     assert "driver 1.2, CUDA 13.0, torch 2.11.0." in page
     assert "read 4600 GB/s, bf16 matmul 700 TFLOP/s" in page
     assert "Not measured: FlashInfer: not installed." in page
-    assert "| 16 | 32 | 8192 | 64 | 1 | K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 1.25 | 2.0e-03 |" in page
+    assert "| 16 | 32 | 8192 | 64 | 1 | Nightcap K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 1.25 | 2.0e-03 |" in page
 
 
 def test_wrong_and_failed_kernels_have_no_time() -> None:
