@@ -98,7 +98,7 @@ def copy_tree(root: Path, target: Path) -> None:
     listed = found.stdout.decode(errors="surrogateescape")
     for name in filter(None, listed.split("\0")):
         source, copy = root / name, target / name
-        if source.is_file():
+        if source.is_file() or source.is_symlink():  # not what was deleted and not yet committed
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, copy, follow_symlinks=False)
     identity = ["-c", "user.name=nightcap", "-c", "user.email=nightcap@localhost", "-c", "commit.gpgsign=false"]
