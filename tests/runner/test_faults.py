@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -187,6 +189,33 @@ def test_a_process_with_a_cleared_environment_is_found_by_descent(bench: Bench) 
         """
     )
     assert len([note for note in night.notes if "sleep 61.5" in note]) == 2
+
+
+SERVER = """
+import json, os, subprocess, time
+while not os.path.exists("order"):
+    time.sleep(0.01)
+started = subprocess.Popen(["sleep", "63.5"], env=json.load(open("order")), start_new_session=True)
+open("started", "w").close()
+started.wait()
+"""
+
+
+def test_a_process_that_another_started_for_a_test_is_found_by_its_mark(bench: Bench) -> None:
+    """As a daemon of the host does, which is no descendant of the runner and lives on."""
+    server = subprocess.Popen([sys.executable, "-c", SERVER], cwd=bench.root)
+    night = bench.run_file(
+        """
+        import json, os, time
+        def test_a():
+            with open("order.new", "w") as file: json.dump(dict(os.environ), file)
+            os.rename("order.new", "order")
+            while not os.path.exists("started"): time.sleep(0.01)
+        """
+    )
+    assert night.results == {"test_a": ["passed"]}
+    assert len([note for note in night.notes if "sleep 63.5" in note]) == 1
+    assert server.wait(20) == 0
 
 
 def test_much_output_is_bounded_with_a_note(bench: Bench) -> None:
