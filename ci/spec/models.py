@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -99,6 +101,13 @@ def one_value(value: object) -> object:
     return value
 
 
+def inside_repository(path: str) -> str:
+    """A path or glob below the repository's root. Raises ValueError for one that leaves it."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("a path that leaves the repository: write it from the repository's root")
+    return path
+
+
 def _is_list(value: object) -> str:
     return "<list>" if isinstance(value, list) else "<one>"
 
@@ -118,6 +127,7 @@ EnvValue = Annotated[StrictStr | StrictBool | StrictInt | StrictFloat, BeforeVal
 InputName = Annotated[StrictStr, Field(pattern=JOB_KEY_PATTERN)]
 Secret = Annotated[StrictStr, Field(pattern=SECRET_PATTERN)]
 Text = Annotated[StrictStr, Field(min_length=1)]
+RepoPath = Annotated[StrictStr, Field(min_length=1), AfterValidator(inside_repository)]
 
 
 class Model(BaseModel):
@@ -227,14 +237,14 @@ class Allowance(Model):
 class SuiteDecl(Model):
     """A suite that test files do not name themselves: by globs, or an external command."""
 
-    files: list[Text] = Field([], description="Globs of test files, from the repository's root.")
+    files: list[RepoPath] = Field([], description="Globs of test files, from the repository's root.")
     command: StrictStr | None = Field(
         None,
         min_length=1,
         description="External runner, in bash. Its environment has NIGHTCAP_SUITE, NIGHTCAP_SHARD_INDEX "
         "(from 0), NIGHTCAP_SHARD_COUNT and NIGHTCAP_TESTS_FILE (this shard's tests, one a line).",
     )
-    manifest: StrictStr | None = Field(
+    manifest: RepoPath | None = Field(
         None, description="JSON file {suite: {test: seconds}} that lists what an external command runs."
     )
     junit: StrictStr | None = Field(
@@ -286,7 +296,7 @@ class Job(Model):
     ] = Field(1, description="A number, or `{max: 8, target: 30m}` for as many as the tests' times ask for.")
     exclude_marks: list[Name] = Field([], description="Tests with one of these pytest marks are not planned.")
     env: dict[EnvName, EnvValue] = Field({}, description="Variables of this job, over the workflow's.")
-    artifacts: list[Text] = Field([], description="Globs of files to keep beside the journal.")
+    artifacts: list[RepoPath] = Field([], description="Globs of files to keep beside the journal.")
     enabled: StrictBool = Field(True, description="False: the job rests, until `disabled` expires.")
     disabled: Allowance | None = Field(None, description="Needed with `enabled: false`.")
 

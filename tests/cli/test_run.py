@@ -51,6 +51,26 @@ def test_without_a_shard_all_of_them_run_one_after_the_other(two_shards: Path, n
     assert collected([Path(f"results/{shard}-of-2/journal.jsonl") for shard in (1, 2)]) == {FILE, OTHER}
 
 
+@pytest.mark.parametrize("failing", [FILE, OTHER])
+def test_of_several_shards_the_worst_decides_the_exit_code(two_shards: Path, nightcap: Nightcap, failing: str) -> None:
+    for path in (FILE, OTHER):
+        skips = TEST.format("True").replace("def", "@pytest.mark.skip(reason='no GPU')\ndef")
+        (two_shards / path).write_text(TEST.format("False") if path == failing else skips)
+    assert nightcap("run", "kernels").code == 1
+
+
+def test_files_that_the_job_keeps_lie_beside_the_journal(engine: Path, nightcap: Nightcap) -> None:
+    spec = NIGHTLY.replace("    tags: [quick]\n", '    tags: [quick]\n    artifacts: ["logs/**/*.log", "nothing*"]\n')
+    (engine / "workflows/nightly.yml").write_text(spec)
+    (engine / "logs/deep").mkdir(parents=True)
+    (engine / "logs/deep/server.log").write_text("started")
+    (engine / "logs/other.txt").write_text("x")
+    assert nightcap("run", "kernels", "--results", "results").code == 0
+    kept = [path for path in (engine / "results/artifacts").rglob("*") if path.is_file()]
+    assert [str(path.relative_to(engine)) for path in kept] == ["results/artifacts/logs/deep/server.log"]
+    assert kept[0].read_text() == "started"
+
+
 @pytest.mark.parametrize("text", ["1/2", "1-of-2"])
 def test_one_shard_runs_alone(two_shards: Path, nightcap: Nightcap, text: str) -> None:
     nightcap("run", "kernels", "--results", "results", "--shard", text)

@@ -89,13 +89,9 @@ def test_globs_take_files_of_any_name_and_scripts_have_no_tests(tmp_path: Path) 
         (["nowhere/*.py"], "'nowhere/*.py' matches no file"),
         (["*.py", "a.py"], "a.py is listed twice, by '*.py' and 'a.py'"),
         (["*.py", "*.py"], "a.py is listed twice"),
-        (["../*.py"], "leaves the repository"),
-        (["/etc/*"], "leaves the repository"),
     ],
 )
-def test_a_glob_that_matches_nothing_twice_or_outside_is_a_problem(
-    tmp_path: Path, globs: list[str], message: str
-) -> None:
+def test_a_glob_that_matches_nothing_or_twice_is_a_problem(tmp_path: Path, globs: list[str], message: str) -> None:
     tree(tmp_path, a="print()")
     (problem,) = build(tmp_path, s=SuiteDecl(files=globs)).problems
     assert (problem.file, problem.field) == ("workflows/n.yml", "suites.s.files")
