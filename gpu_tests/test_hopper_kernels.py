@@ -47,10 +47,10 @@ class Trial:
         return f"{self.shape}-splits{self.splits or ''}"
 
     def launch(self, monkeypatch: pytest.MonkeyPatch, empty_rows: str = "safe") -> Launch:
-        from gpu_tests.reference import gluon_mla
+        from gpu_tests.reference import division
 
         if self.splits is not None:
-            monkeypatch.setattr(gluon_mla, "splits_for", lambda *_: self.splits)
+            monkeypatch.setattr(division, "splits_for", lambda *_: self.splits)
         launch = Launch(GLUON, self.shape, torch.bfloat16, empty_rows=empty_rows)
         launch.workspace = torch.zeros(WORKSPACE, device="cuda")
         return launch

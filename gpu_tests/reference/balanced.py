@@ -131,7 +131,7 @@ def combine_runs(
     max_q_len: int,
     max_seq_len: int,
     strict: bool,
-    options: dict[str, bool],
+    options: dict[str, object],
 ) -> None:
     """As `combine.combine`, for the parts of `runs` runs over blocks of `keys` keys."""
     batch, (_, heads, head_dim_v) = len(seq_lens), out.shape

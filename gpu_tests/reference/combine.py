@@ -3,7 +3,8 @@
 A kernel that splits the keys of a request writes, per row (request, token, head) and split, the normalised
 output of that split, fp32, and its LSE, base 2. A split without keys writes LSE = -inf and leaves its output
 as it was, so that a workspace may be dirty; LSE = NaN poisons the row. Flash-Decoding 2023 has the formula.
-With one split a kernel writes the output itself (`row_factor` holds what both have to agree on).
+Split `s` of row `r` stands at `r * num_splits + s`. With one split a kernel writes the output itself
+(`row_factor` holds what both have to agree on).
 
 It is a chain of latencies, so it has as few links as possible:
 
@@ -28,15 +29,6 @@ RUNTIME_INTEGERS = ["num_splits", "max_q_len"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
-def partial_results(workspace: Tensor, num_parts: int, head_dim_v: int) -> tuple[Tensor, Tensor]:
-    """The partial outputs [num_parts * head_dim_v] and LSEs [num_parts], fp32, in a workspace of at least
-    `splits.partial_bytes` bytes. Split `s` of row `r` stands at `r * num_splits + s`.
-    """
-    scratch = workspace.view(-1).view(torch.uint8)[: 4 * num_parts * (head_dim_v + 1)].view(torch.float32)
-    # Outputs first: they are stored as vectors, which asks for alignment.
-    return scratch[: num_parts * head_dim_v], scratch[num_parts * head_dim_v :]
-
-
 def overlaps(device: torch.device) -> bool:
     """Whether kernels there may start before the one in front of them has ended (programmatic dependent
     launch).
@@ -51,7 +43,7 @@ with 4096 or 32768 keys (128 and 248 a split) 10.6 and 11.9, 20.6 and 20.7; 32 r
 """
 
 
-def launch_options(device: torch.device, keys_per_split: int) -> dict[str, bool]:
+def launch_options(device: torch.device, keys_per_split: int) -> dict[str, object]:
     """Options of a launch of a kernel that begins with `wait_for_predecessor(OVERLAP)`."""
     if keys_per_split <= SHORT_SPLIT and overlaps(device):
         return {"OVERLAP": True, "launch_pdl": True}
@@ -166,7 +158,7 @@ def combine(
     num_splits: int,
     max_q_len: int,
     strict: bool,
-    options: dict[str, bool],
+    options: dict[str, object],
 ) -> None:
     """Writes `out` [num_tokens, H, Dv] times the scales, and `lse` fp32 [num_tokens, H] without the sinks.
 

@@ -304,8 +304,9 @@ class _Launch:
             module = importlib.import_module(f"gpu_tests.reference.{MODULES[kernel]}")
             batch = self.block_tables.shape[0]
             balanced = select.is_balanced(self.grid, batch, self.max_seq_len) and self.window_left < 0
-            needed = module.needed_bytes(out, self.k, batch, self.max_q_len, self.max_seq_len, balanced)
-            problems.buffer("workspace_buffer", workspace, needed, self.query.device)
+            division = importlib.import_module("gpu_tests.reference.division")
+            work = division.divide(out, self.k, batch, self.max_q_len, self.max_seq_len, balanced)
+            problems.buffer("workspace_buffer", workspace, work.needed_bytes(), self.query.device)
             problems.raise_if_any()
             module.paged_decode(out, lse, workspace, *self._op_arguments(), balanced)
         return out, lse

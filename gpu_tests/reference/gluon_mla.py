@@ -46,21 +46,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.balanced import blocks_of, combine_runs, run_of
+from gpu_tests.reference.balanced import blocks_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
-    combine,
-    launch_options,
-    partial_results,
     row_factor,
     rows_of_request,
     wait_for_predecessor,
 )
+from gpu_tests.reference.division import divide
 from gpu_tests.reference.select import MLA_COLUMNS
-from gpu_tests.reference.splits import count_parts
-from gpu_tests.reference.triton_decode import needed_bytes, splits_for
-
-__all__ = ["needed_bytes", "paged_decode"]
 
 LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
@@ -467,29 +461,23 @@ def paged_decode(
     written. `v` is None and `window_left` -1: this is MLA.
     """
     batch, heads = len(seq_lens), query.shape[1]
-    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len, balanced)
-    num_parts = count_parts(batch, max_q_len * heads, num_splits, balanced)
-    part_out, part_lse = partial_results(workspace, num_parts, LATENT.value)
-    keys_per_program = triton.cdiv(max_seq_len * (batch if balanced else 1), num_splits)
-    options = launch_options(query.device, keys_per_program)
+    work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
+    parts = work.partial_results(workspace)
     tiles = triton.cdiv(heads * max_q_len, ROWS.value)
-    _mla_decode[(tiles, num_splits, 1 if balanced else batch)](
-        *tensor_maps(query, k), out, lse, part_out, part_lse,
+    _mla_decode[(tiles, *work.grid)](
+        *tensor_maps(query, k), out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        batch, num_splits, max_q_len, max_seq_len, k.shape[0],
+        batch, work.num_splits, max_q_len, max_seq_len, k.shape[0],
         HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
-        DIRECT=num_splits == 1 and not balanced, BALANCED=balanced,
+        DIRECT=work.direct, BALANCED=balanced,
         BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        GATE=tiles > 1, num_warps=8, **options,
+        GATE=tiles > 1, num_warps=8, **work.options(query.device),
     )  # fmt: skip
-    parts = (out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor)
-    common = {"max_q_len": max_q_len, "strict": strict, "options": options}
-    if balanced:
-        combine_runs(*parts, runs=num_splits, keys=KEYS.value, max_seq_len=max_seq_len, **common)
-    elif num_splits > 1:
-        combine(*parts, num_splits=num_splits, **common)
+    work.combine(
+        out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict
+    )

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_tests.reference import combine, gluon_mla, triton_decode
+from gpu_tests.reference import combine, division, gluon_mla, triton_decode
 from gpu_tests.reference.splits import count_parts, partial_bytes
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -72,7 +72,7 @@ def launch(
     ragged queries, draft mask, sinks, tensor scales, strict, and a window in GQA unless `balanced`.
     """
     batch, latent, max_seq_len = 2, kv_heads == 0, 4096
-    kernel.splits_for = lambda *_: splits
+    division.splits_for = lambda *_: splits
     columns, columns_v = (576, 512) if latent else (128, 128)
     query = torch.zeros(batch * q_len, heads, columns, dtype=torch.bfloat16)
     k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=torch.bfloat16)

@@ -25,17 +25,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.balanced import blocks_of, combine_runs, run_of
+from gpu_tests.reference.balanced import blocks_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
-    combine,
-    launch_options,
-    partial_results,
     row_factor,
     rows_of_request,
     wait_for_predecessor,
 )
-from gpu_tests.reference.splits import choose_runs, choose_splits, count_parts, partial_bytes
+from gpu_tests.reference.division import divide
 
 LOG2E = math.log2(math.e)
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left"]
@@ -195,29 +192,6 @@ def _decode(
             tl.store(part_out + part[:, None] * DV + value_columns, acc * factor[:, None], mask=written[:, None])
 
 
-def splits_for(
-    out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool
-) -> int:
-    """The number of splits of a request, or of runs over the batch, of a launch that writes `out` [num_tokens,
-    H, Dv], on its device.
-    """
-    on_gpu = out.device.type == "cuda"
-    num_sms = torch.cuda.get_device_properties(out.device).multi_processor_count if on_gpu else 4
-    heads, kv_heads, head_dim_v = out.shape[1], k.shape[2], out.shape[2]
-    if balanced:
-        return choose_runs(heads, kv_heads, head_dim_v, max_q_len, num_sms)
-    return choose_splits(batch_size, heads, kv_heads, head_dim_v, max_q_len, max_seq_len, num_sms)
-
-
-def needed_bytes(
-    out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool
-) -> int:
-    """Bytes of workspace that such a launch needs."""
-    num_splits = splits_for(out, k, batch_size, max_q_len, max_seq_len, balanced)
-    num_parts = count_parts(batch_size, max_q_len * out.shape[1], num_splits, balanced)
-    return partial_bytes(num_parts, out.shape[2])
-
-
 @torch.library.custom_op("nightcap::paged_decode_triton", mutates_args=("out", "lse", "workspace"))
 def paged_decode(
     out: Tensor,
@@ -251,31 +225,25 @@ def paged_decode(
     values = k if v is None else v
     rows = group * max_q_len
     tile = _tile(rows, k.shape[3], page_size, query.element_size())
-    num_splits = splits_for(out, k, batch, max_q_len, max_seq_len, balanced)
-    num_parts = count_parts(batch, max_q_len * num_heads, num_splits, balanced)
-    part_out, part_lse = partial_results(workspace, num_parts, head_dim_v)
-    keys_per_program = triton.cdiv(max_seq_len * (batch if balanced else 1), num_splits)
-    options = launch_options(query.device, keys_per_program)
-    _decode[(triton.cdiv(rows, tile.rows) * kv_heads, num_splits, 1 if balanced else batch)](
-        out, lse, part_out, part_lse, query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+    work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
+    parts = work.partial_results(workspace)
+    _decode[(triton.cdiv(rows, tile.rows) * kv_heads, *work.grid)](
+        out, lse, *parts, query, k, values, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0),
         query.stride(0), query.stride(1), k.stride(0), k.stride(1), k.stride(2),
         values.stride(0), values.stride(1), values.stride(2), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        batch, num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
+        batch, work.num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
         GROUP=group, KV_HEADS=kv_heads, PAGE=page_size,
         D=head_dim, ROPE=k.shape[3] - head_dim, DV=head_dim_v, LATENT=v is None,
         RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
-        DIRECT=num_splits == 1 and not balanced, BALANCED=balanced,
+        DIRECT=work.direct, BALANCED=balanced,
         BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **options,
+        ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages, **work.options(query.device),
     )  # fmt: skip
-    parts = (out, lse, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor)
-    common = {"max_q_len": max_q_len, "strict": strict, "options": options}
-    if balanced:
-        combine_runs(*parts, runs=num_splits, keys=tile.keys, max_seq_len=max_seq_len, **common)
-    elif num_splits > 1:
-        combine(*parts, num_splits=num_splits, **common)
+    work.combine(
+        out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=tile.keys, strict=strict
+    )
