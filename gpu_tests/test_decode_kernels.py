@@ -315,7 +315,7 @@ def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
         "block_tables: got strides [6, 2], must be 1 in the last dimension",
         "max_seq_len: got 100000, must be 1 to 48, what 3 pages of 16 hold",
         "window_left: got -2, must be -1 (none) or a count",
-        "grid: got even, must be auto, split or balanced",
+        "grid: got even, must be split or balanced",
         "sinks: got shape [3], must be [8]",
         "out: got shape [6, 8, 8], must be [6, 8, 64]",
     ):
@@ -337,7 +337,7 @@ def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
         ({"query": torch.zeros(6, 64)}, "query: got \\[6, 64\\]"),
         ({"backend": "cuda"}, "backend: got cuda"),
         ({"empty_rows": "zero"}, "empty_rows: got zero"),
-        ({"grid": "balanced", "window_left": 3}, "grid: got balanced, must be auto or split with a window"),
+        ({"grid": "balanced", "window_left": 3}, "grid: got balanced, must be split with a window"),
         ({"bmm1_scale": torch.zeros(1).double()}, "bmm1_scale: got float64"),
     ],
 )

@@ -24,7 +24,8 @@ LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink.
 How the GPU kernels divide the work is `grid`: `split` cuts the keys of every request into as many parts, and
 gives a request the same bits whatever else is in the batch, as long as batch size, `max_q_len` and
 `max_seq_len` stay the same; `balanced` cuts the keys of the whole batch into equal runs, which is faster when
-lengths vary, and gives the same bits for the same lengths only (see `balanced`). `auto` is `select`'s rule.
+lengths vary, and gives a request the same bits only beside the same lengths (see `balanced`). Only the caller
+can choose: when a graph is captured nobody knows how much the lengths of its replays will vary.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = [
 Backend = Literal["auto", "gluon", "triton", "torch"]
 MODULES = {"gluon": "gluon_mla", "triton": "triton_decode"}
 EmptyRows = Literal["strict", "safe"]
-Grid = Literal["auto", "split", "balanced"]
+Grid = Literal["split", "balanced"]
 Scale = float | Tensor
 
 # Arguments of FlashInfer 0.7 that select nothing here, with their defaults.
@@ -91,7 +92,7 @@ def trtllm_batch_decode_with_kv_cache(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
-    grid: Grid = "auto",
+    grid: Grid = "split",
     enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -172,7 +173,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     lse: Tensor | None = None,
     return_lse: bool = False,
     empty_rows: EmptyRows = "strict",
-    grid: Grid = "auto",
+    grid: Grid = "split",
     enable_pdl: bool | None = None,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -245,11 +246,11 @@ def workspace_bytes(
     head_dim_v: int,
     max_q_len: int,
     max_seq_len: int,
-    grid: Grid = "auto",
+    grid: Grid = "split",
 ) -> int:
     """Bytes of workspace that suffice for one launch of these shapes on any GPU (MLA: `num_kv_heads=1`)."""
     heads = (num_heads, num_kv_heads, head_dim_v, max_q_len)
-    balanced = select.is_balanced(grid, batch_size, max_seq_len)
+    balanced = grid == "balanced"
     if balanced:
         num_splits = choose_runs(*heads, LARGEST_GPU)
     else:
@@ -303,7 +304,7 @@ class _Launch:
             # Triton is an optional dependency: a machine without a GPU does not need it.
             module = importlib.import_module(f"gpu_tests.reference.{MODULES[kernel]}")
             batch = self.block_tables.shape[0]
-            balanced = select.is_balanced(self.grid, batch, self.max_seq_len) and self.window_left < 0
+            balanced = self.grid == "balanced"
             division = importlib.import_module("gpu_tests.reference.division")
             work = division.divide(out, self.k, batch, self.max_q_len, self.max_seq_len, balanced)
             problems.buffer("workspace_buffer", workspace, work.needed_bytes(), self.query.device)
@@ -391,14 +392,12 @@ class _Launch:
         allowed = f"1 to {width * page_size}, what {width} pages of {page_size} hold"
         problems.unless(1 <= self.max_seq_len <= width * page_size, "max_seq_len", self.max_seq_len, allowed)
         problems.unless(self.window_left >= -1, "window_left", self.window_left, "-1 (none) or a count")
-        problems.unless(
-            self.grid in ("auto", "split", "balanced"), "grid", self.grid, "auto, split or balanced"
-        )
+        problems.unless(self.grid in ("split", "balanced"), "grid", self.grid, "split or balanced")
         problems.unless(
             self.grid != "balanced" or self.window_left < 0,
             "grid",
             self.grid,
-            "auto or split with a window, which leaves every request about the same number of keys",
+            "split with a window, which leaves every request about the same number of keys",
         )
         problems.unless(
             self.empty_rows in ("strict", "safe"), "empty_rows", self.empty_rows, "strict or safe"

@@ -81,13 +81,6 @@ def choose(
     return Choice("gluon", f"MLA in bfloat16 with pages of {k.shape[1]} on Hopper, Triton {triton}")
 
 
-def is_balanced(grid: str, batch_size: int, max_seq_len: int) -> bool:
-    """Whether a launch takes the balanced grid. `auto` does not: lengths are not known when a graph is captured,
-    and a caller who knows that they vary says so.
-    """
-    return grid == "balanced"
-
-
 def check_triton(problems: Problems, query: Tensor, k: Tensor, *, head_dim_v: int, latent: bool) -> None:
     """What the Triton kernel asks for beyond the common preconditions: no fp64, tiles of powers of two."""
     problems.unless(

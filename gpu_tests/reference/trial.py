@@ -53,7 +53,7 @@ class Shape:
     scales: tuple[float, float] = (1.0, 1.0)
     kv_dtype: torch.dtype | None = None
     page_gap: int = 16
-    grid: str = "auto"
+    grid: str = "split"
 
     @property
     def mla(self) -> bool:
@@ -65,7 +65,7 @@ class Shape:
 
     def __str__(self) -> str:
         family = f"mla{self.heads}" if self.mla else f"gqa{self.heads}x{self.kv_heads}"
-        grid = "" if self.grid == "auto" else f"-{self.grid}"
+        grid = "" if self.grid == "split" else f"-{self.grid}"
         return f"{family}-page{self.page_size}-q{self.q_len}{grid}-" + "_".join(map(str, self.lengths))
 
 
