@@ -21,7 +21,8 @@ time divided by that of FlashInfer's fastest kernel for the case. *Error* is the
 oracle, relative to the largest output.
 
 The Triton kernels are portable and written to be read: the fallback and the second opinion. The Gluon kernel is
-the one that `auto` takes for MLA on Hopper.
+the one that `auto` takes for MLA on Hopper. *Balanced* is the grid of equal runs over the whole batch
+(`grid="balanced"`, for lengths that vary); without the word, every request is split into as many parts.
 """
 
 COLUMNS = (
