@@ -13,7 +13,7 @@ from ci.cli.project import Project
 from ci.generate.files import Change, apply, changes
 from ci.generate.limits import problems
 from ci.generate.render import render
-from ci.plan import suite_problems
+from ci.planning import suite_problems
 from ci.spec.problems import SpecError
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from ci.plan import Plan, make_plan, suite_problems
+from ci.plan import Plan
+from ci.planning import make_plan, suite_problems
 from ci.spec.loader import Specs, load
 from ci.spec.models import Job
 from ci.spec.problems import SpecError, did_you_mean

@@ -8,7 +8,7 @@ import click
 
 from ci.cli.console import print_table
 from ci.cli.project import Project, workflow_option
-from ci.plan import SHARD_START, job_files
+from ci.planning import SHARD_START, job_files
 from ci.spec.models import AutoShards, format_duration, parse_duration
 from ci.suites.sharding import Analysis, analyse, count_for
 

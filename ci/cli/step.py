@@ -34,7 +34,8 @@ from ci.gha.commands import (
     summary_room,
     write_outputs,
 )
-from ci.plan import Plan, PlannedJob, env_text
+from ci.plan import Plan, PlannedJob
+from ci.planning import env_text
 from ci.spec.filter import FILTER_INPUT
 from ci.spec.models import format_duration
 from ci.spec.problems import FilterError, SpecError

@@ -11,7 +11,7 @@ import click
 from ci.cli.console import print_table
 from ci.cli.main import EXIT_FAILED
 from ci.cli.project import Project
-from ci.plan import suite_problems
+from ci.planning import suite_problems
 from ci.spec.models import format_duration
 from ci.suites.catalogue import Suite
 from ci.suites.durations import Durations

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from ci.generate.render import Generated
 from ci.generate.values import job_values, workflow_values
 from ci.gha import limits
-from ci.plan import INPUT_CHARACTERS
+from ci.planning import INPUT_CHARACTERS
 from ci.spec.loader import Specs
 from ci.spec.models import Job, Workflow
 from ci.spec.problems import Problem

@@ -9,7 +9,7 @@ import pytest
 from ci.generate.limits import problems
 from ci.generate.render import Generated, render
 from ci.gha.limits import VARIABLE_BYTES
-from ci.plan import INPUT_CHARACTERS
+from ci.planning import INPUT_CHARACTERS
 from tests.generate.conftest import NIGHTLY, Repository
 
 

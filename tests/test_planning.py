@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.cli.project import Project
-from ci.plan import Plan, effective_inputs, shard_index
+from ci.plan import Plan, shard_index
+from ci.planning import effective_inputs
 from ci.spec.models import Dispatch, Input, Job, Triggers, Workflow
 from ci.spec.problems import FilterError, SpecError
 
