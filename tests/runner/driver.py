@@ -20,7 +20,7 @@ def main() -> int:
         plan_hash="hash",
         workflow="nightly",
         env=os.environ,
-        grace=0.5,
+        grace=30.0,
         locks=root / "locks",
         lock_wait=0.0,
     )

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,13 @@ class Bench:
     def journal(self) -> journal.Journal:
         return journal.read(self.root / "results" / "journal.jsonl")
 
-    def wait_for(self, text: str, seconds: float = 20.0) -> None:
-        """Wait until the journal holds a text."""
-        path = self.root / "results" / "journal.jsonl"
+    def wait_for_file(self, name: str, seconds: float = 60.0) -> None:
+        """Wait until a test made this file."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if path.exists() and text in path.read_text():
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"{text!r} did not come into the journal in {seconds} s")
+        while not (self.root / name).exists():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {name} in {seconds} s")
+            time.sleep(0.01)
 
     def wait_for_lines(self, count: int, seconds: float = 60.0) -> None:
         """Wait until the journal of a run that was just started has so many lines."""
@@ -128,9 +126,10 @@ class Bench:
                 raise AssertionError(f"fewer than {count} lines in {seconds} s")
             time.sleep(0.002)
 
-    def wait_until_nobody_lives(self, seconds: float = 10.0) -> None:
+    def wait_until_live(self, commands: Collection[str], seconds: float = 20.0) -> None:
+        """Wait until exactly these command lines live, which may all be among those that live now or come yet."""
         deadline = time.monotonic() + seconds
-        while self.survivors():
+        while sorted(self.survivors()) != sorted(commands):
             if time.monotonic() > deadline:
                 raise AssertionError(f"alive after {seconds} s: {self.survivors()}")
             time.sleep(0.01)

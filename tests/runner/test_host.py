@@ -79,6 +79,15 @@ def test_a_gpu_belongs_to_one_run_until_that_run_dies(tmp_path: Path) -> None:
         pass
 
 
+def test_locks_are_taken_in_one_order_so_that_two_runs_never_wait_for_each_other(tmp_path: Path) -> None:
+    with (
+        host.gpu_locks(["GPU-a", "GPU-b"], tmp_path, wait=0, owner="one"),
+        pytest.raises(HostNotFit, match="GPU-a is taken by one"),
+        host.gpu_locks(["GPU-b", "GPU-a"], tmp_path, wait=0, owner="two"),
+    ):
+        pass
+
+
 def test_a_full_disk_is_said_with_both_figures(tmp_path: Path) -> None:
     with pytest.raises(HostNotFit, match=rf"{tmp_path} has \d+ MiB free and needs 1073741824"):
         host.require_space([tmp_path], 2**50)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -28,6 +30,36 @@ def _append(path: str, letter: str) -> None:
     lines = Lines(Path(path), Path(path).with_suffix(".reserve"))
     for _ in range(100):
         lines.append(letter * 5000 + "\n")
+
+
+def test_a_line_is_on_disk_before_the_next_thing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "journal.jsonl", []
+    monkeypatch.setattr("os.fdatasync", lambda descriptor: synced.append(path.read_text()))
+    lines = Lines(path, tmp_path / "reserve")
+    for letter in "ab":
+        lines.append(f"{letter}\n")
+        assert synced[-1].endswith(f"{letter}\n")
+    lines.close()
+    assert synced == ["a\n", "a\nb\n"]
+
+
+def test_on_a_full_disk_the_reserve_is_given_up_and_the_line_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reserve, write = tmp_path / "journal.jsonl", tmp_path / "reserve", os.write
+    reserve.write_bytes(b"x")
+
+    def full(descriptor: int, data: bytes) -> int:
+        if reserve.exists() and len(data) < 7:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:3] if reserve.exists() else data)
+
+    lines = Lines(path, reserve)
+    monkeypatch.setattr("os.write", full)
+    lines.append("abcdef\n")
+    lines.append("ghi\n")
+    lines.close()
+    assert path.read_text() == "abc\nabcdef\nghi\n"
 
 
 def test_lines_of_two_processes_never_mix(tmp_path: Path) -> None:
