@@ -259,6 +259,7 @@ def test_the_time_of_the_job_ends_its_units(bench: Bench) -> None:
     first, second = bench.file("import time; time.sleep(60)", "a.py"), bench.file("", "b.py")
     night = bench.run(unit(first, first, kind="script"), unit(second, second, kind="script"), timeout=1)
     assert night.endings == ["timed-out"]
+    assert night.of(UnitFinished)[0].seconds < 30, "ended by the job's time, long before its own"
     assert [one.path for one in night.result.not_run] == ["b.py"]
     assert "the job's time is used up" in night.notes[0]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ci import journal
 from ci.journal import Outcome, TestFinished
-from ci.runner import environment, junit, oom
+from ci.runner import environment, junit, kernel_log, oom
 from ci.runner.gpu_facts import Facts
 from ci.runner.gpus import HostReport
 from ci.runner.inside.nightcap_inside.lines import Lines
@@ -193,3 +193,21 @@ def test_options_read_the_attempt_and_the_locks_from_the_environment(tmp_path: P
     for wrong in ("0", "-1", "two", "²"):
         with pytest.raises(ValueError, match="must be a whole number from 1"):
             RunOptions.from_environment({"GITHUB_RUN_ATTEMPT": wrong}, **given)
+
+
+@pytest.mark.parametrize(
+    ("signal", "counters", "said"),
+    [
+        ("SIGKILL", (None, None), "out of memory: the kernel ended process 7 (python)"),
+        ("SIGSEGV", (None, None), ""),  # a neighbour's process, while ours crashed by itself
+        ("SIGSEGV", (3, 3), ""),
+        ("", (3, 4), "out of memory: the kernel ended a process of this cgroup (oom_kill)"),
+    ],
+)
+def test_the_kernels_log_counts_only_for_a_unit_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, signal: str, counters: tuple[int | None, int | None], said: str
+) -> None:
+    kills = iter(counters)
+    monkeypatch.setattr(oom, "kills", lambda: next(kills))
+    monkeypatch.setattr(kernel_log, "lines", lambda since: ["Out of memory: Killed process 7 (python)"])
+    assert oom.Watch().evidence(signal) == said

@@ -303,3 +303,11 @@ def test_a_command_runs_under_pipefail_and_knows_its_shard_and_tests(bench: Benc
     )
     assert night.results == {"ext": ["failed"]}
     assert night.log == "ext 0 1\na b\nc\n"
+
+
+def test_a_run_leaves_no_log_of_an_earlier_one_in_its_place(bench: Bench) -> None:
+    for name in ("test_first.py", "test_second.py"):
+        night = bench.run(unit(bench.file("def test_a(): pass", name)))
+    logs = [path.name for path in (bench.root / "results" / "logs").rglob("*.log")]
+    assert logs == ["test_second.py.attempt1.log"]
+    assert [event.test for event in night.of(TestFinished)] == ["test_second.py::test_a"]
