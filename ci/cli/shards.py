@@ -61,8 +61,10 @@ def command(
         ],
         right=("predicted", "takes"),
     )
+    count = len(analysis.shards)
+    shards = "1 shard ends" if count == 1 else f"{count} shards end"
     click.echo(
-        f"\n{len(analysis.shards)} shards end after {format_duration(analysis.seconds)}, start-up of "
+        f"\n{shards} after {format_duration(analysis.seconds)}, start-up of "
         f"{format_duration(SHARD_START)} included; the slowest takes {analysis.imbalance:.2f} times the mean. "
         f"No division ends before {format_duration(analysis.lower_bound)}.\n{_sentence(analysis.advice)}"
     )
