@@ -211,7 +211,8 @@ def _shards(key: str, job: Job, suites: list[Suite], durations: Durations) -> tu
         for file in files
         if file.estimate.source not in ("measured", "declared")
     )
-    notes += [f"predicted time of {count} files of {note}" for note, count in sorted(guessed.items())]
+    for note, many in sorted(guessed.items()):
+        notes.append(f"predicted time of {many} file{'s' * (many != 1)} of {note}")
     return [_shard(index, len(parts), part, everywhere) for index, part in enumerate(parts, 1)], notes
 
 
