@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ci.plan import Plan
+from ci.plan import Plan, Unit
 from ci.planning import make_plan, suite_problems
 from ci.spec.loader import Specs, load
 from ci.spec.models import Job
@@ -21,6 +21,7 @@ from ci.suites.discover import Discovery, discover
 from ci.suites.durations import Durations
 from ci.suites.quarantine import Quarantine
 from ci.suites.quarantine import load as load_quarantine
+from ci.suites.testfile import base_id
 
 DURATIONS = "workflows/durations.json"
 SCRATCH = ".nightcap"
@@ -105,6 +106,18 @@ class Project:
             inputs=inputs or {},
             quarantine=self.quarantine().entries,
         )
+
+    def units_of(self, workflow: str, units: Iterable[Unit], name: str) -> list[Unit]:
+        """The units that a person names by file or test; a test that the syntax tree does not show, by its file."""
+        units = list(units)
+        planned = [
+            one for one in units if name == one.path or base_id(one.path, name) in one.tests or name in one.items
+        ]
+        suites = self.catalogue(workflow).suites
+        dynamic = {(suite.name, file.path) for suite in suites.values() for file in suite.files if file.dynamic}
+        return planned or [
+            one for one in units if (one.suite, one.path) in dynamic and name.startswith(f"{one.path}::")
+        ]
 
     def agree(self, plan: Plan) -> None:
         """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned.

@@ -81,9 +81,10 @@ def command(
         return
     earlier = _earlier(rerun_failed, job) if rerun_failed else None
     shards = [shard_of(planned, shard_text)] if shard_text else list(planned.shards)
-    wanted = [(shard, _wanted(shard, only, earlier)) for shard in shards]
+    named = {one: project.units_of(name, (unit for shard in shards for unit in shard.units), one) for one in only}
+    wanted = [(shard, _wanted(shard, named, earlier)) for shard in shards]
     wanted = [(shard, units) for shard, units in wanted if units is None or units]
-    if unknown := [one for one in only if not any(_matching(shard.units, one) for shard in shards)]:
+    if unknown := [one for one, units in named.items() if not units]:
         raise click.UsageError(f"nothing of job {job} to run: {_unknown(shards, unknown)}")
     if not wanted:
         why = f"nothing failed in {rerun_failed}" if earlier else "the plan does not select it"
@@ -132,26 +133,19 @@ def _unknown(shards: Sequence[Shard], names: Sequence[str]) -> str:
     return "; ".join(f"it has no {name}. {did_you_mean(name, known)}".rstrip() for name in names)
 
 
-def _wanted(shard: Shard, only: tuple[str, ...], earlier: Journal | None) -> Only | None:
+def _wanted(shard: Shard, named: Mapping[str, Sequence[Unit]], earlier: Journal | None) -> Only | None:
     """What of a shard is to run; None is all of it."""
     if earlier is not None:
         return failed_before(earlier, shard)
-    if not only:
+    if not named:
         return None
     found: dict[tuple[str, str], tuple[str, ...]] = {}
-    for one in only:
-        for unit in _matching(shard.units, one):
+    for one, units in named.items():
+        for unit in (unit for unit in units if unit in shard.units):
             known = found.get((unit.suite, unit.path))
             whole = one == unit.path or unit.kind != "pytest" or known == ()
             found[unit.suite, unit.path] = () if whole else (*(known or ()), one)
     return found
-
-
-def _matching(units: Sequence[Unit], name: str) -> list[Unit]:
-    """The units that a person names by file or test; a test that the syntax tree does not show, by its file."""
-    plain = name.partition("[")[0]
-    planned = [unit for unit in units if name == unit.path or plain in unit.tests or name in unit.items]
-    return planned or [unit for unit in units if unit.kind == "pytest" and name.startswith(f"{unit.path}::")]
 
 
 def _reproduce(job: PlannedJob, results: Path, test: str) -> str:

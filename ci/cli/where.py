@@ -10,7 +10,7 @@ import click
 from ci.cli.console import print_table
 from ci.cli.main import EXIT_FAILED
 from ci.cli.project import Project, workflow_option
-from ci.plan import Plan
+from ci.plan import PlannedJob, Shard, Unit
 from ci.runner.units import reproduce_command
 from ci.spec.problems import did_you_mean
 
@@ -27,16 +27,19 @@ def command(project: Project, test: str, workflow: str | None, as_json: bool) ->
     Example:
       nightcap where gpu_tests/test_attention_reference.py
     """
-    plan = project.plan(project.workflow(workflow), "schedule", "all")
-    found = _places(plan, test)
+    name = project.workflow(workflow)
+    jobs = project.plan(name, "schedule", "all").selected
+    units = {job.key: [unit for shard in job.shards for unit in shard.units] for job in jobs}
+    named = {key: project.units_of(name, several, test) for key, several in units.items()}
+    found = [
+        _place(job, shard, unit, test)
+        for job in jobs
+        for shard in job.shards
+        for unit in shard.units
+        if unit in named[job.key]
+    ]
     if not found:
-        known = {
-            name
-            for job in plan.jobs
-            for shard in job.shards
-            for unit in shard.units
-            for name in (unit.path, *unit.tests)
-        }
+        known = {one for several in units.values() for unit in several for one in (unit.path, *unit.tests)}
         click.echo(f"no job runs {test}. {did_you_mean(test, known)}".rstrip(), err=True)
         sys.exit(EXIT_FAILED)
     if as_json:
@@ -47,20 +50,12 @@ def command(project: Project, test: str, workflow: str | None, as_json: bool) ->
     click.echo(f"\nrun just that: {found[0]['command']}")
 
 
-def _places(plan: Plan, test: str) -> list[dict[str, str]]:
-    """Every unit that runs a test, given with or without parameters, or a file."""
-    plain = test.partition("[")[0]
-    return [
-        {
-            "suite": unit.suite,
-            "job": job.key,
-            "pool": job.pool,
-            "shard": shard.id,
-            "predicted": f"{unit.seconds:.0f}s",
-            "command": reproduce_command(unit, test),
-        }
-        for job in plan.selected
-        for shard in job.shards
-        for unit in shard.units
-        if plain in (unit.path, *unit.tests, *unit.items)
-    ]
+def _place(job: PlannedJob, shard: Shard, unit: Unit, test: str) -> dict[str, str]:
+    return {
+        "suite": unit.suite,
+        "job": job.key,
+        "pool": job.pool,
+        "shard": shard.id,
+        "predicted": f"{unit.seconds:.0f}s",
+        "command": reproduce_command(unit, test),
+    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.spec.problems import Problem
-from ci.suites.testfile import TestFile, read_source
+from ci.suites.testfile import TestFile, is_test_name, read_source
 
 # The folders that pytest does not enter either, see `norecursedirs`; hidden ones are skipped too.
 _SKIPPED_FOLDERS = frozenset({"build", "dist", "node_modules", "venv", "__pycache__"})
@@ -69,9 +69,5 @@ def _test_paths(root: Path, folder: str) -> Iterator[str]:
         if entry.is_dir(follow_symlinks=False):
             if not name.startswith(".") and name not in _SKIPPED_FOLDERS:
                 yield from _test_paths(root, path)
-        elif _is_test_name(name) and entry.is_file():
+        elif is_test_name(name) and entry.is_file():
             yield path
-
-
-def _is_test_name(name: str) -> bool:
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))

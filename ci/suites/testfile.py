@@ -47,6 +47,12 @@ def base_id(path: str, test: str) -> str:
     return prefix + test[len(prefix) :].partition("[")[0]
 
 
+def is_test_name(path: str) -> bool:
+    """True when pytest takes a file for tests by its name."""
+    name = path.rpartition("/")[2]
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+
+
 @dataclass(frozen=True)
 class StaticTest:
     """A test that pytest is certain to collect. `id` has no parameters: `path::Class::test_name`."""
@@ -168,8 +174,9 @@ class _Reader:
                 if _last_name(function) in _GENERATORS and self.tests.pop(name, None) is not None:
                     self.dynamic = True
             case ast.Import() | ast.ImportFrom():
-                names = (alias.asname or alias.name for alias in node.names)
+                names = [alias.asname or alias.name for alias in node.names]
                 self.dynamic |= any(_looks_like_test(name) and not name.endswith("TestCase") for name in names)
+                self.dynamic |= "*" in names and is_test_name(self.path)  # of a plain script it brings no tests
             case ast.Assign() | ast.AnnAssign():
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     name = getattr(target, "id", "")

@@ -118,6 +118,11 @@ def test_where_names_the_job_the_shard_and_the_command(engine: Path, nightcap: N
     assert found.out.endswith(f"run just that: {place['command']}\n")
 
 
+def test_where_finds_a_test_that_the_syntax_tree_does_not_show_by_its_file(engine: Path, nightcap: Nightcap) -> None:
+    (engine / FILE).write_text(TEST.format("True") + "\nfrom elsewhere import TestShared\n")
+    assert nightcap("where", f"{FILE}::TestShared::test_x").code == 0
+
+
 def test_where_answers_an_unknown_test_with_the_nearest(engine: Path, nightcap: Nightcap) -> None:
     found = nightcap("where", f"{FILE}::test_tokp")
     assert found.code == 1

@@ -19,7 +19,7 @@ JOURNAL = "results/journal.jsonl"
 @pytest.fixture
 def two_shards(engine: Path) -> Path:
     (engine / "workflows/nightly.yml").write_text(NIGHTLY.replace("[kernels]", "[kernels]\n    shards: 2"))
-    more = "\n@pytest.mark.parametrize('i', [1, 2])\ndef test_sort(i):\n    assert i != 2\n\nfrom shared import *\n"
+    more = "\nfrom shared import *\n\n@pytest.mark.parametrize('i', [1, 2])\ndef test_sort(i):\n    assert i != 2\n"
     (engine / FILE).write_text(TEST.format("True") + more)
     (engine / "tests/shared.py").write_text("def test_shared():\n    pass\n")
     (engine / OTHER).write_text(TEST.format("True"))
@@ -123,6 +123,10 @@ def test_a_failed_test_is_reproduced_from_whichever_shard_ran_it(two_shards: Pat
         (("kernels", "--shard", "two"), "'two' is no shard: write it as 2/4"),
         (("kernels", "--only", "tests/test_othr.py"), f"it has no tests/test_othr.py. did you mean '{OTHER}'"),
         (("kernels", "--only", OTHER, "--only", "x.py"), "it has no x.py"),
+        (
+            ("kernels", "--only", f"{OTHER}::test_tpok"),
+            f"it has no {OTHER}::test_tpok. did you mean '{OTHER}::test_topk'",
+        ),
         (("kernels", "--rerun-failed", "workflows/nightly.yml"), "is no journal: it has no first line"),
         (("kernels", "--reproduce", "x"), "no journal below .nightcap/results has a result of x"),
         (("kernels", "--plan", "workflows/nightly.yml"), "is no plan of this version"),

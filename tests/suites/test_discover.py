@@ -267,6 +267,7 @@ def test_planned_ids_are_exactly_those_that_pytest_collects(tmp_path: Path) -> N
         "@parameterized_class('x', [1])\nclass TestA(unittest.TestCase):\n    def test_a(self): ...",
         "class TestA(TestCase):\n    def test_a(self, device): ...\ninstantiate_device_type_tests(TestA)",
         "from other import TestBase",
+        "from other import *",
         "class TestA(ImportedMixin, TestCase): ...",
         "test_made = make()",
     ],
@@ -275,6 +276,10 @@ def test_tests_whose_ids_are_only_known_at_run_time_are_not_planned_but_noted(te
     file = read(text)
     assert file.tests == ()
     assert file.dynamic
+
+
+def test_a_script_that_imports_everything_stays_a_script() -> None:
+    assert not read_source("run_all.py", b"from settings import *\nmain()\n").dynamic
 
 
 def test_a_file_of_helpers_holds_no_tests() -> None:
