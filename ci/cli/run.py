@@ -91,18 +91,12 @@ def command(
         raise click.UsageError(f"nothing of job {job} to run: {why}")
     if results == RESULTS:
         scratch(Path())
-    codes = [
-        execute(
-            plan,
-            planned,
-            shard,
-            root=project.root,
-            results=results / shard.id if len(wanted) > 1 else results,
-            env=os.environ,
-            only=units,
-        )
-        for shard, units in wanted
-    ]
+    codes: list[int] = []
+    for shard, units in wanted:
+        place = results / shard.id if len(wanted) > 1 else results
+        codes.append(execute(plan, planned, shard, root=project.root, results=place, env=os.environ, only=units))
+        if codes[-1] == ExitCode.INTERRUPTED:
+            break
     sys.exit(next((code for code in ExitCode if code in codes), 0))
 
 
@@ -168,9 +162,12 @@ def execute(
     only: Only | None = None,
 ) -> int:
     """Run one shard and keep the artifacts that the job asks for; the exit code says how it went."""
-    options = RunOptions.from_environment(
-        env, root=root, results=results, plan_hash=plan.hash, workflow=plan.workflow, only=only
-    )
+    try:
+        options = RunOptions.from_environment(
+            env, root=root, results=results, plan_hash=plan.hash, workflow=plan.workflow, only=only
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     result = run_shard(job, shard, options=options)
     for pattern in job.artifacts:
         for path in sorted(root.glob(pattern)):

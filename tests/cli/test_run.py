@@ -141,6 +141,21 @@ def test_a_mistake_runs_nothing_and_is_told(
     assert not Path(".nightcap").exists()
 
 
+def test_a_stop_signal_stops_all_shards(two_shards: Path, nightcap: Nightcap) -> None:
+    for path in (FILE, OTHER):
+        (two_shards / path).write_text(TEST.format("__import__('os').kill(__import__('os').getppid(), 2) is None"))
+    assert nightcap("run", "kernels", "--results", "results").code == 130
+    assert [path.parent.name for path in Path("results").rglob("journal.jsonl")] == ["1-of-2"]
+
+
+def test_a_run_attempt_that_is_no_number_is_told(
+    two_shards: Path, nightcap: Nightcap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_RUN_ATTEMPT", "one")
+    found = nightcap("run", "kernels")
+    assert (found.code, "GITHUB_RUN_ATTEMPT is 'one'" in found.err) == (2, True)
+
+
 def test_a_journal_of_another_job_is_refused(two_shards: Path, nightcap: Nightcap) -> None:
     nightcap("run", "report", "--results", "results")
     found = nightcap("run", "kernels", "--rerun-failed", JOURNAL)
