@@ -324,9 +324,7 @@ def measure(case: Case, limits: dict[str, float], l2_bytes: int) -> Iterator[dic
     from benchmarks import attention_flashinfer, attention_torch
 
     workload = Workload(case, l2_bytes)
-    floor = max(
-        workload.bytes() / limits["read_gb_per_s"] / 1e3, workload.flop() / limits["matmul_tflop_per_s"] / 1e6
-    )
+    floor = max(workload.bytes() / limits["read_gb_per_s"] / 1e3, workload.flop() / limits["matmul_tflop_per_s"] / 1e6)
     kernels = our_kernels(case) | attention_flashinfer.kernels(case) | attention_torch.kernels(case)
     records: dict[str, dict[str, object]] = {}
     graphs: dict[str, Captured] = {}
@@ -409,14 +407,10 @@ def run(cases: list[Case], path: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--json", type=Path, metavar="FILE", help="measure on this GPU and write FILE")
-    what.add_argument(
-        "--report", action="store_true", help="write docs/gpu-results* from benchmarks/results/"
-    )
+    what.add_argument("--report", action="store_true", help="write docs/gpu-results* from benchmarks/results/")
     parser.add_argument("--only", choices=["MLA", "GQA"], help="measure one family")
     arguments = parser.parse_args()
     if arguments.report:

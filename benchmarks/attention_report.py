@@ -85,11 +85,7 @@ def line(record: dict[str, Any]) -> str:
 
 def _cells(record: dict[str, Any]) -> list[str]:
     case = record["case"]
-    heads = (
-        str(case["heads"])
-        if case["family"] == "MLA"
-        else f"{case['heads']}/{case['kv_heads']} {case['layout']}"
-    )
+    heads = str(case["heads"]) if case["family"] == "MLA" else f"{case['heads']}/{case['kv_heads']} {case['layout']}"
     keys = f"1 to {case['length']}" if case["varied"] else str(case["length"])
     cells = [heads, str(case["batch"]), keys, str(case["page_size"]), str(case["q_len"]), record["kernel"]]
     if "failed" in record:

@@ -147,13 +147,8 @@ def _legend() -> list[str]:
     return parts
 
 
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, colour: str = "black"
-) -> str:
-    return (
-        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">'
-        f"{escape(text)}</text>"
-    )
+def _text(x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, colour: str = "black") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
 
 
 def _line(points: list[tuple[float, float]], colour: str, width: int = 1) -> str:

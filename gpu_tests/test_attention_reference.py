@@ -99,9 +99,7 @@ def test_causal_is_bottom_right_by_hand() -> None:
     assert attention(q, k, v, scale=1.0).out.flatten().tolist() == pytest.approx([1.0, 1.5])
 
 
-@pytest.mark.parametrize(
-    ("window_left", "expected"), [(-1, 2.0), (0, 4.0), (1, 3.5), (4, 2.0), (5, 2.0), (99, 2.0)]
-)
+@pytest.mark.parametrize(("window_left", "expected"), [(-1, 2.0), (0, 4.0), (1, 3.5), (4, 2.0), (5, 2.0), (99, 2.0)])
 def test_window_counts_the_keys_left_of_the_own_key(window_left: int, expected: float) -> None:
     q, k, v = torch.zeros(1, 1, 1), torch.zeros(5, 1, 1), torch.arange(5.0).view(5, 1, 1)
     assert attention(q, k, v, scale=1.0, window_left=window_left).out.item() == pytest.approx(expected)
@@ -124,9 +122,7 @@ def test_a_draft_tree_by_hand() -> None:
         [1, 1, 1, 0, 1, 1],
     ]
     v = torch.arange(6.0).view(6, 1, 1)
-    out = (
-        attention(torch.zeros(4, 1, 1), torch.zeros(6, 1, 1), v, scale=1.0, mask=mask).out.flatten().tolist()
-    )
+    out = attention(torch.zeros(4, 1, 1), torch.zeros(6, 1, 1), v, scale=1.0, mask=mask).out.flatten().tolist()
     assert out == pytest.approx([1.0, 1.5, 7 / 4, 12 / 5])
 
 
@@ -200,9 +196,7 @@ def test_hidden_keys_may_hold_nan() -> None:
 @pytest.mark.parametrize("cuts", [[5], [0], [12], [1, 2, 3], [4, 4, 9], [0, 12]])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.3, -math.inf])])
 @pytest.mark.parametrize("base", ["2", "e"])
-def test_merging_any_split_of_the_keys_gives_the_whole(
-    cuts: list[int], sinks: Tensor | None, base: str
-) -> None:
+def test_merging_any_split_of_the_keys_gives_the_whole(cuts: list[int], sinks: Tensor | None, base: str) -> None:
     q, k, v = normal(1, 2, 4), normal(12, 1, 4, seed=1), normal(12, 1, 3, seed=2)
     bounds = [0, *cuts, 12]
     parts = [attention(q, k[a:b], v[a:b], scale=0.5, lse_base=base) for a, b in pairwise(bounds)]
@@ -234,9 +228,7 @@ def test_lse_bases_differ_by_log2_e() -> None:
 
 @pytest.mark.parametrize("big", [1e4, math.inf])
 def test_an_overwhelming_sink_leaves_nothing(big: float) -> None:
-    out = attention(
-        normal(1, 2, 4), normal(5, 2, 4), normal(5, 2, 3), scale=1.0, sinks=torch.full((2,), big)
-    ).out
+    out = attention(normal(1, 2, 4), normal(5, 2, 4), normal(5, 2, 3), scale=1.0, sinks=torch.full((2,), big)).out
     assert (out == 0).all()
 
 

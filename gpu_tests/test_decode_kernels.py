@@ -169,9 +169,7 @@ OPTIONS = {
     "MHA": replace(VERIFY, kv_heads=8),
     "MLA, 6 heads": Shape(6, 0, 16, 3, (300, 2)),
     "fp8 KV": replace(LONG, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 1.75)),
-    "sinks, balanced": replace(
-        LONG, sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0), grid="balanced"
-    ),
+    "sinks, balanced": replace(LONG, sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0), grid="balanced"),
     "MLA draft tree, balanced": Shape(4, 0, 16, 4, (300, 4), parents=(-1, 0, 1, 0), grid="balanced"),
     "fp8 KV, balanced": replace(LONG, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 1.75), grid="balanced"),
     "page size 1": replace(VERIFY, page_size=1),
@@ -206,9 +204,7 @@ def test_pages_further_than_two_to_the_31_elements_apart() -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_request_has_the_same_bits_whatever_its_neighbours_are(kernel: Kernel) -> None:
-    launch = Launch(
-        kernel, replace(LONG, lengths=(700, 3, 129), replay_lengths=(700, 3, 129)), kernel.dtypes[0]
-    )
+    launch = Launch(kernel, replace(LONG, lengths=(700, 3, 129), replay_lengths=(700, 3, 129)), kernel.dtypes[0])
     before = launch.run()
     launch.seq_lens[1:] = torch.tensor([0, 1])
     after = launch.run()
@@ -397,9 +393,7 @@ def test_offsets_that_break_the_contract_show(offsets: list[int], message: str) 
 def test_too_small_a_workspace_is_refused_with_the_size_that_suffices() -> None:
     pytest.importorskip("triton", reason="only the Triton kernel needs a workspace")
     launch = Launch(ON_CPU, BASE, torch.float32)
-    with pytest.raises(
-        KernelPreconditionError, match=r"workspace_buffer: got 4 bytes, must be at least \d+ bytes"
-    ):
+    with pytest.raises(KernelPreconditionError, match=r"workspace_buffer: got 4 bytes, must be at least \d+ bytes"):
         launch.run(backend="triton", workspace_buffer=torch.zeros(1))
 
 

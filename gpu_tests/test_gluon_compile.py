@@ -60,9 +60,7 @@ def test_no_kernel_spills_more_than_its_bound_or_needs_more_memory_than_there_is
 def test_the_gluon_kernel_is_made_of_the_matrix_instructions_of_its_tile(compiled: dict[str, Any]) -> None:
     # 64 x 64 scores over 576 columns are 36 x m64n64k16; 64 x 512 outputs over 64 keys, in two warp groups of
     # 256 columns each, are 2 x 4 x m64n128k16 in the one program text.
-    counts = {
-        launch: kernels[0]["hgmma"] for launch, kernels in compiled["launches"].items() if "Gluon" in launch
-    }
+    counts = {launch: kernels[0]["hgmma"] for launch, kernels in compiled["launches"].items() if "Gluon" in launch}
     assert counts
     assert set(counts.values()) == {36 + 8}
 

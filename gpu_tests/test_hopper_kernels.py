@@ -114,9 +114,7 @@ def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
 
 @needs_hopper
 @pytest.mark.parametrize("trial", [*(TRIALS if HOPPER else TRIALS[:1]), *BALANCED_TRIALS], ids=str)
-def test_every_row_agrees_with_the_oracle_and_replay_with_eager(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_row_agrees_with_the_oracle_and_replay_with_eager(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = trial.launch(monkeypatch)
     assert_accepted(launch, launch.run())
     replay = replayed(launch)
@@ -140,9 +138,7 @@ SPLITS = [1, 3, None]
 @needs_hopper
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options_agree_with_the_oracle(
-    name: str, splits: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_agree_with_the_oracle(name: str, splits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Trial(OPTIONS[name], splits).launch(monkeypatch)
     assert_accepted(launch, launch.run())
 
@@ -283,9 +279,7 @@ def test_auto_takes_gluon_for_mla_and_triton_for_what_it_cannot_run(caplog: pyte
 MLA = {"head_dim_v": 512, "latent": True, "capability": (9, 0), "triton": "3.6.0"}
 
 
-def mla_tensors(
-    heads: int = 16, page_size: int = 64, dtype: torch.dtype = torch.bfloat16
-) -> tuple[Tensor, Tensor]:
+def mla_tensors(heads: int = 16, page_size: int = 64, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
     return torch.zeros(4, heads, 576, dtype=dtype), torch.zeros(3, page_size, 1, 576, dtype=dtype)
 
 

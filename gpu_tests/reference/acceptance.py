@@ -46,9 +46,7 @@ class RowError(NamedTuple):
     bound: float
 
     def __str__(self) -> str:
-        return (
-            f"token {self.token}, head {self.head}: {self.reason} {self.error:.3g}, allowed {self.bound:.3g}"
-        )
+        return f"token {self.token}, head {self.head}: {self.reason} {self.error:.3g}, allowed {self.bound:.3g}"
 
 
 def row_errors(
@@ -78,12 +76,8 @@ def row_errors(
         if weight_rounding is not None:
             weights = torch.maximum(weights, norm(weight_rounding))
         bound = weights + roundings * unit * norm(ref)
-        for token, head in (
-            (error > bound).nonzero().tolist()
-        ):  # NaN compares false: anomalies are found above
-            failures.append(
-                RowError(token, head, reason, float(error[token, head]), float(bound[token, head]))
-            )
+        for token, head in (error > bound).nonzero().tolist():  # NaN compares false: anomalies are found above
+            failures.append(RowError(token, head, reason, float(error[token, head]), float(bound[token, head])))
     return sorted(failures, key=lambda failure: failure[:2])
 
 

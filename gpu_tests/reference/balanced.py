@@ -94,9 +94,7 @@ def _combine(
         part = turn + tl.arange(0, PARTS)
         rows = (first + request + part).to(tl.int64) * (HEADS * max_q_len) + row_of_slot
         lses = tl.load(part_lse + rows, mask=part < count, other=float("-inf"))
-        values = tl.load(
-            part_out + rows[:, None] * DV + columns[None, :], mask=(part < count)[:, None], other=0.0
-        )
+        values = tl.load(part_out + rows[:, None] * DV + columns[None, :], mask=(part < count)[:, None], other=0.0)
         poisoned |= tl.max(tl.where(lses != lses, 1, 0), 0) > 0
         values = tl.where((lses > float("-inf"))[:, None], values, 0.0)  # not written: anything, even NaN
         new_top = tl.maximum(top, tl.max(lses, 0))
@@ -106,9 +104,7 @@ def _combine(
         acc = acc * shrink + tl.sum(weights[:, None] * values, 0)
         weight = weight * shrink + tl.sum(weights, 0)
         top = new_top
-    factor, lse = row_factor(
-        top, weight, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, SCALE_TENSOR
-    )
+    factor, lse = row_factor(top, weight, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, SCALE_TENSOR)
     row = first_row + token
     tl.store(out + row * out_token + head * out_head + columns, (acc * factor).to(out.dtype.element_ty))
     if tl.program_id(1) == 0:

@@ -115,9 +115,7 @@ def _combine(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     wait_for_predecessor(OVERLAP)
     lses = tl.load(part_lse + parts, mask=split < num_splits, other=float("-inf"))
-    values = tl.load(
-        part_out + parts[:, None] * DV + columns[None, :], mask=(split < num_splits)[:, None], other=0.0
-    )
+    values = tl.load(part_out + parts[:, None] * DV + columns[None, :], mask=(split < num_splits)[:, None], other=0.0)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     if token >= q_len:
         return

@@ -355,14 +355,10 @@ class _Launch:
         num_tokens, num_heads, head_dim = query.shape
         batch = self.block_tables.shape[0]
         problems.tensor("query", query, FLOATS, [num_tokens, num_heads, head_dim], inner_stride=True)
-        problems.tensor(
-            "kv_cache", k, (query.dtype, torch.float8_e4m3fn), [*k.shape[:3], head_dim], inner_stride=True
-        )
+        problems.tensor("kv_cache", k, (query.dtype, torch.float8_e4m3fn), [*k.shape[:3], head_dim], inner_stride=True)
         if v is not None:
             problems.tensor("kv_cache (V)", v, (k.dtype,), [*k.shape[:3], self.head_dim_v], inner_stride=True)
-        problems.unless(
-            num_heads % k.shape[2] == 0, "query", f"{num_heads} heads", f"n x {k.shape[2]} KV heads"
-        )
+        problems.unless(num_heads % k.shape[2] == 0, "query", f"{num_heads} heads", f"n x {k.shape[2]} KV heads")
         problems.tensor("block_tables", self.block_tables, (torch.int32,), [batch, None], inner_stride=True)
         problems.tensor("seq_lens", self.seq_lens, (torch.int32,), [batch], inner_stride=True)
         if self.cum_seq_lens_q is None:
@@ -373,14 +369,10 @@ class _Launch:
                 f"{batch} requests x {self.max_q_len} query tokens",
             )
         else:
-            problems.tensor(
-                "cum_seq_lens_q", self.cum_seq_lens_q, (torch.int32,), [batch + 1], inner_stride=True
-            )
+            problems.tensor("cum_seq_lens_q", self.cum_seq_lens_q, (torch.int32,), [batch + 1], inner_stride=True)
         if self.mask is not None:
             words = 2 * ((self.max_q_len + 31) // 32)
-            problems.tensor(
-                "mask", self.mask, (torch.uint16,), [batch, self.max_q_len, words], inner_stride=True
-            )
+            problems.tensor("mask", self.mask, (torch.uint16,), [batch, self.max_q_len, words], inner_stride=True)
         if self.sinks is not None:
             problems.tensor("sinks", self.sinks, (torch.float32,), [num_heads], inner_stride=True)
         for name, scale in (("bmm1_scale", self.bmm1_scale), ("bmm2_scale", self.bmm2_scale)):
@@ -399,15 +391,11 @@ class _Launch:
             self.grid,
             "split with a window, which leaves every request about the same number of keys",
         )
-        problems.unless(
-            self.empty_rows in ("strict", "safe"), "empty_rows", self.empty_rows, "strict or safe"
-        )
+        problems.unless(self.empty_rows in ("strict", "safe"), "empty_rows", self.empty_rows, "strict or safe")
         problems.same_device(query.device)
 
 
-def _split_kv(
-    kv_cache: Tensor | tuple[Tensor, Tensor], layout: str, problems: Problems
-) -> tuple[Tensor, Tensor]:
+def _split_kv(kv_cache: Tensor | tuple[Tensor, Tensor], layout: str, problems: Problems) -> tuple[Tensor, Tensor]:
     """K and V as views [P, page, Hkv, D]."""
     problems.unless(layout in ("HND", "NHD"), "kv_layout", layout, "HND or NHD")
     if isinstance(kv_cache, Tensor):
@@ -422,18 +410,14 @@ def _split_kv(
     return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
 
 
-def _query_length(
-    per_request: int | None, longest: int | None, offsets: Tensor | None, problems: Problems
-) -> int:
+def _query_length(per_request: int | None, longest: int | None, offsets: Tensor | None, problems: Problems) -> int:
     """The longest query of a request: uniform, or ragged with a bound that the host must know.
 
     FlashInfer's default of 1 for `q_len_per_req` wins over `cum_seq_lens_q` without a word; here both are an
     error.
     """
     if offsets is None:
-        problems.unless(
-            per_request is not None and per_request >= 1, "q_len_per_req", per_request, "1 or more"
-        )
+        problems.unless(per_request is not None and per_request >= 1, "q_len_per_req", per_request, "1 or more")
         return per_request or 1
     problems.unless(per_request is None, "q_len_per_req", per_request, "None when cum_seq_lens_q is given")
     problems.unless(longest is not None and longest >= 1, "max_q_len", longest, "given with cum_seq_lens_q")

@@ -83,9 +83,7 @@ class Division:
             combine(*arguments, num_splits=self.num_splits, **common)
 
 
-def divide(
-    out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool
-) -> Division:
+def divide(out: Tensor, k: Tensor, batch_size: int, max_q_len: int, max_seq_len: int, balanced: bool) -> Division:
     """The division of a launch that writes `out` [num_tokens, H, Dv] over a cache `k` [P, page, Hkv, D]."""
     _, heads, head_dim_v = out.shape
     num_splits = splits_for(batch_size, heads, k.shape[2], head_dim_v, max_q_len, max_seq_len, balanced, out.device)

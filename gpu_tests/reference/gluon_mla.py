@@ -151,9 +151,7 @@ def _load_role(
             stage = step % STAGES
             mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
             mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
-            tma.async_copy_global_to_shared(
-                rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage)
-            )
+            tma.async_copy_global_to_shared(rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage))
             _load_half(half_map, tiles, full, free, ring + 1, page, slot, HALF)
 
 
@@ -355,9 +353,7 @@ def _mla_decode(
     admit_successor(OVERLAP)
     if BALANCED:
         index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        first, count, start, run_begin, run_end = run_of(
-            split, num_splits, index, seq_lens, batch, max_seq_len, KEYS
-        )
+        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
@@ -425,9 +421,7 @@ def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
     rows, pages = query.flatten(0, 1), k.squeeze(2)
     one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
     return (
-        TensorDescriptor(
-            one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value
-        ),
+        TensorDescriptor(one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, ROPE.value], PAGE_TILE.value),

@@ -117,9 +117,7 @@ def count(kernel: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
         cubin.flush()
-        sass = subprocess.run(
-            [disassembler, "-c", cubin.name], capture_output=True, text=True, check=True
-        ).stdout
+        sass = subprocess.run([disassembler, "-c", cubin.name], capture_output=True, text=True, check=True).stdout
     return {
         "kernel": kernel.name,
         "shared_bytes": kernel.metadata.shared,

@@ -63,9 +63,7 @@ class Problems:
         size = buffer.numel() * buffer.element_size()
         self.unless(buffer.is_contiguous(), argument, f"strides {list(buffer.stride())}", "contiguous")
         self.unless(size >= needed, argument, f"{size} bytes", f"at least {needed} bytes")
-        self.unless(
-            buffer.device == device, argument, f"device {buffer.device}", f"on {device}, as the query"
-        )
+        self.unless(buffer.device == device, argument, f"device {buffer.device}", f"on {device}, as the query")
 
     def same_device(self, device: torch.device) -> None:
         for argument, other in self._devices.items():

@@ -83,9 +83,7 @@ def choose(
 
 def check_triton(problems: Problems, query: Tensor, k: Tensor, *, head_dim_v: int, latent: bool) -> None:
     """What the Triton kernel asks for beyond the common preconditions: no fp64, tiles of powers of two."""
-    problems.unless(
-        query.dtype != torch.float64, "query", "float64", "float32, float16 or bfloat16 in Triton"
-    )
+    problems.unless(query.dtype != torch.float64, "query", "float64", "float32, float16 or bfloat16 in Triton")
     widths = {"value columns": head_dim_v}
     if not latent:
         widths["key columns"] = k.shape[-1]

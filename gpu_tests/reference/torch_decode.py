@@ -67,14 +67,10 @@ def paged_decode_torch(
         lse[rows] = row_lse.float()
 
 
-def _check_metadata(
-    lengths: list[int], offsets: list[int], num_tokens: int, max_q_len: int, max_seq_len: int
-) -> None:
+def _check_metadata(lengths: list[int], offsets: list[int], num_tokens: int, max_q_len: int, max_seq_len: int) -> None:
     problems = Problems("paged decode")
     for request, length in enumerate(lengths):
-        problems.unless(
-            length <= max_seq_len, f"seq_lens[{request}]", length, f"at most max_seq_len {max_seq_len}"
-        )
+        problems.unless(length <= max_seq_len, f"seq_lens[{request}]", length, f"at most max_seq_len {max_seq_len}")
     problems.unless(
         offsets[0] >= 0 and offsets[-1] <= num_tokens,
         "cum_seq_lens_q",
@@ -129,9 +125,7 @@ def _attend(
     compute = torch.promote_types(q.dtype, torch.float32)
     num_queries, num_heads, _ = q.shape
     num_kv_heads = k.shape[1]
-    grouped = (
-        q.to(compute).unflatten(1, (num_kv_heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    )  # [Hkv, T * g, D]
+    grouped = q.to(compute).unflatten(1, (num_kv_heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)  # [Hkv, T * g, D]
     scores = grouped @ k.to(compute).permute(1, 2, 0) * (scale * LOG2E)
     group = num_heads // num_kv_heads
     hidden = ~visible.repeat_interleave(group, dim=0).to(scores.device)
@@ -144,9 +138,7 @@ def _attend(
     lse = top + torch.log2(total)
     denominator = total
     if sinks is not None:
-        logits = (
-            sinks.to(compute).view(num_kv_heads, 1, group).expand(-1, num_queries, -1).flatten(1)[..., None]
-        )
+        logits = sinks.to(compute).view(num_kv_heads, 1, group).expand(-1, num_queries, -1).flatten(1)[..., None]
         denominator = total + torch.exp2(logits * LOG2E - top)
     out = weights @ v.to(compute).permute(1, 0, 2) / torch.where(total == 0, 1.0, denominator)
 

@@ -96,9 +96,7 @@ class Launch:
                 layout=shape.layout, storage=shape.storage, page_gap=shape.page_gap,
                 k_scale=k_scale, v_scale=v_scale,
             )  # fmt: skip
-        self.query = torch.zeros(
-            len(shape.lengths) * shape.q_len, shape.heads, self.head_dim, dtype=self.dtype
-        )
+        self.query = torch.zeros(len(shape.lengths) * shape.q_len, shape.heads, self.head_dim, dtype=self.dtype)
         self.query = self.query.to(device)
         width = -(-shape.max_seq_len // shape.page_size) + 1
         self.block_tables = torch.zeros(len(shape.lengths), width, dtype=torch.int32, device=device)
@@ -132,9 +130,7 @@ class Launch:
         shape, device = self.shape, self.kernel.device
         generator = torch.Generator(device).manual_seed(seed)
         tail, width = 2147480000, self.block_tables.shape[1]
-        pages = shuffled_page_table(
-            lengths, shape.page_size, self.cache.num_pages, width=width, seed=seed, tail=tail
-        )
+        pages = shuffled_page_table(lengths, shape.page_size, self.cache.num_pages, width=width, seed=seed, tail=tail)
         self.lengths = lengths
         self.seq_lens.copy_(torch.tensor(lengths))
         self.block_tables.copy_(pages)
@@ -226,9 +222,7 @@ class Launch:
 
 def assert_accepted(launch: Launch, result: tuple[Tensor, Tensor]) -> None:
     failures = launch.failures(*result)
-    assert not failures, f"{launch.shape}, {launch.dtype}: {len(failures)} rows fail\n" + "\n".join(
-        failures[:10]
-    )
+    assert not failures, f"{launch.shape}, {launch.dtype}: {len(failures)} rows fail\n" + "\n".join(failures[:10])
 
 
 def same_bits(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
