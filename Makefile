@@ -25,7 +25,7 @@ lint: $(DEV)
 	$(BIN)/ruff format --check ci gpu_tests tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/nightcap generate --check
+	$(BIN)/nightcap generate --check || { echo "run: make regenerate-workflows" >&2; exit 1; }
 	$(BIN)/nightcap $(EXAMPLE) generate --check
 
 nightly-local: $(DEV)

@@ -44,7 +44,7 @@ def command(project: Project, check: bool, as_json: bool) -> None:
         print_table(("status", "file", "jobs", "lines"), map(_row, wanted), right=("jobs", "lines"))
     if check and stale:
         files = ", ".join(change.path for change in stale)
-        click.echo(f"out of date: {files}\nrun: nightcap generate (here: make regenerate-workflows)", err=True)
+        click.echo(f"out of date: {files}\nrun: nightcap generate", err=True)
         sys.exit(EXIT_FAILED)
 
 
