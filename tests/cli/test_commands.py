@@ -69,9 +69,7 @@ def test_a_stale_file_is_shown_as_a_diff_with_the_command_to_run(engine: Path, n
     assert found.code == 1
     assert "-    timeout-minutes: 99\n+    timeout-minutes: 10\n" in found.out
     assert found.out.startswith("--- a/.github/workflows/nightly.yml\n+++ b/.github/workflows/nightly.yml\n@@")
-    assert found.err == (
-        "out of date: .github/workflows/nightly.yml\nrun: nightcap generate\n"
-    )
+    assert found.err == ("out of date: .github/workflows/nightly.yml\nrun: nightcap generate\n")
     assert "99" in path.read_text(), "--check writes nothing"
     assert nightcap("generate").code == 0
     assert path.read_text() == fresh
