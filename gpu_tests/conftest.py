@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         # Several workers of pytest-xdist with all threads each stand in each other's way.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.getoption("--backend") and importlib.util.find_spec("torch") is None:
+        raise pytest.UsageError(TORCH_MISSING)
     if config.getoption("--backend"):
         from gpu_tests.contract.verify import load_factory
 
@@ -106,11 +108,14 @@ def contract(driver: Any, isolated: Any, request: pytest.FixtureRequest) -> Call
     judged = verify.judge_on(driver, path, isolated)
 
     def check(scenario: Any) -> None:
+        violated = ""
         try:
             verify.verify(scenario, judged)
         except NotSupported as reason:
             pytest.skip(f"{path} does not serve this world: {reason}")
         except verify.ContractViolation as violation:
-            pytest.fail(str(violation), pytrace=False)
+            violated = str(violation)
+        if violated:  # out of the handler: pytest would print the report a second time as its cause
+            pytest.fail(violated, pytrace=False)
 
     return check

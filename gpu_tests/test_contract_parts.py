@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_tests.backends import default_backend
-from gpu_tests.backends.protocol import Mode, World
+from gpu_tests.backends.example_backend import MyBackend
+from gpu_tests.backends.protocol import Batch, Inputs, Mode, World
 from gpu_tests.backends.runner import Feed, Runner
 from gpu_tests.contract.cache import copy_of
 from gpu_tests.contract.checks import CHECKS, Exemption
@@ -60,8 +62,10 @@ def test_leaving_out_a_perturbation_changes_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mla-nothing", "no world 'mla-nothing': it is one of mla-target"),
-        ("mla-target+sideways", "no perturbation ['sideways']: they are ragged_lengths"),
+        ("mla-nothing", "it is one of mla-target"),
+        ("mla-target+sideways", "no perturbation 'sideways': it is one of ragged_lengths"),
+        ("mla-targt", "no world 'mla-targt': did you mean 'mla-target'?"),
+        ("mla-target+ragged", "no perturbation 'ragged': did you mean 'ragged_"),
         ("mla-target#x", "is not WORLD[+perturbation...][#SEED]"),
     ],
 )
@@ -277,6 +281,9 @@ def test_a_factory_may_say_what_shapes_it_serves() -> None:
         ("gpu_tests", "is not MODULE:FACTORY"),
         ("no_such_module:make", "No module named 'no_such_module'"),
         ("gpu_tests.backends:no_such", "module gpu_tests.backends has no 'no_such'"),
+        ("gpu_tests.backends:default_backnd", "did you mean 'default_backend'?"),
+        (":make", "is not MODULE:FACTORY"),
+        ("gpu_tests.contract.drive:WARMUPS", "is 'int', not a factory that takes a World"),
     ],
 )
 def test_a_wrong_factory_says_what_is_wrong(path: str, message: str) -> None:
@@ -287,3 +294,66 @@ def test_a_wrong_factory_says_what_is_wrong(path: str, message: str) -> None:
 def test_checks_are_named_in_the_order_from_cause_to_symptom() -> None:
     names = list(CHECKS)
     assert names.index("guards") < names.index("stability") < names.index("output") < names.index("sensitivity")
+
+
+def test_a_module_that_fails_to_import_says_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engine_that_raises.py").write_text("import json\njson.no_such\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"importing engine_that_raises raised AttributeError: .*no_such"):
+        load_factory("engine_that_raises:make")
+
+
+# -- backends that are none --------------------------------------------------------------------------------------------
+
+
+def raises(world: World) -> MyBackend:
+    raise RuntimeError("no weights here")
+
+
+class WrongShape(MyBackend):
+    def forward(self, step: int, inputs: Inputs, batch: Batch) -> torch.Tensor:
+        return super().forward(step, inputs, batch)[:, :1]
+
+
+class WrongDtype(MyBackend):
+    def forward(self, step: int, inputs: Inputs, batch: Batch) -> torch.Tensor:
+        return super().forward(step, inputs, batch).double()
+
+
+class ReturnsNothing(MyBackend):
+    def forward(self, step: int, inputs: Inputs, batch: Batch) -> Any:
+        super().forward(step, inputs, batch)
+
+
+class TensorsAsMetadata(MyBackend):
+    def metadata_objects(self) -> Any:
+        return [self.metadata.lengths]
+
+
+class NoMetadata(MyBackend):
+    def metadata_objects(self) -> Any:
+        return None
+
+
+class NoFillValue(MyBackend):
+    def fill_value(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (raises, "no weights here"),
+        (lambda world: 42, "the factory returned 'int', which lacks capture_prepare, in_graph, "),
+        (WrongShape, "forward returned torch.float32 [4, 1, 16], must be torch.float32 [4, 4, 16]"),
+        (WrongDtype, "forward returned torch.float64 [4, 4, 16], must be torch.float32 [4, 4, 16]"),
+        (ReturnsNothing, "forward returned None, must be torch.float32 [4, 4, 16]"),
+        (TensorsAsMetadata, "metadata_objects() holds a 'Tensor', must hold dataclasses, namespaces or mappings"),
+        (NoMetadata, "metadata_objects() returned 'NoneType', must be a list, one object a step"),
+        (NoFillValue, "fill_value() returned None, must be an int"),
+    ],
+)
+def test_what_is_no_backend_fails_with_what_it_should_have_been(factory: Any, message: str) -> None:
+    (found,) = findings(Scenario("mha-target"), factory, CpuGraphDriver())
+    assert found.check == "capture"
+    assert message in found.message

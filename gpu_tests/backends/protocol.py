@@ -223,5 +223,22 @@ class Backend(Protocol):
 BackendFactory = Callable[[World], Backend]
 
 
+class ProtocolError(Exception):
+    """A backend is not what this file asks for; the message says which call gave what."""
+
+
+def build(factory: BackendFactory, world: World) -> Backend:
+    """A backend from its factory.  Raises ProtocolError if calls of the protocol are missing."""
+    backend = factory(world)
+    calls = [name for name in vars(Backend) if not name.startswith("_")]
+    missing = [name for name in calls if not callable(getattr(backend, name, None))]
+    if missing:
+        raise ProtocolError(f"the factory returned {type(backend).__name__!r}, which lacks {', '.join(missing)}")
+    fill = backend.fill_value()
+    if not isinstance(fill, int):
+        raise ProtocolError(f"fill_value() returned {fill!r}, must be an int")
+    return backend
+
+
 class NotSupported(Exception):
     """A factory raises it for a world that the backend does not serve; the reason is reported."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpu_tests.backends.protocol import ProtocolError
 from gpu_tests.contract.evidence import Evidence, Execution, ReplayRecord
 from gpu_tests.contract.metadata import Value, equal, words
 from gpu_tests.contract.truth import Expected
@@ -100,8 +101,7 @@ def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Find
 def _all(evidence: Evidence) -> Iterator[Finding]:
     dtype = evidence.scenario.spec.torch_dtype
     for failure in evidence.failures:
-        raised = f"{type(failure.error).__name__} at {site_of_error(failure.error)}: {failure.error}"
-        yield Finding(failure.check, failure.label, raised)
+        yield Finding(failure.check, failure.label, _raised(failure.error))
     for execution in evidence.captures:
         yield from _outputs(execution, dtype, "capture_output", None)
         yield from _kernel_lengths(execution, None)
@@ -113,6 +113,14 @@ def _all(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("workspace", "", f"{evidence.dirty_launches} kernel launches found dirty counters")
     for buffer in evidence.damaged:
         yield Finding("guards", "", f"written past its end: {buffer}")
+
+
+def _raised(error: Exception) -> str:
+    """What was raised and where; an error that says where by itself, or that is no line's fault, speaks alone."""
+    site, text = site_of_error(error), str(error)
+    if isinstance(error, ProtocolError):
+        return text
+    return f"{type(error).__name__}: {text}" if text.startswith(site) else f"{type(error).__name__} at {site}: {text}"
 
 
 def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.backends.kernel_plug import KernelCall
-from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, Mode
+from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, Mode, NotSupported, ProtocolError, build
 from gpu_tests.backends.runner import Feed, Runner
 from gpu_tests.contract.cache import copy_of, differences
 from gpu_tests.contract.evidence import Evidence, Execution, Failure, ReplayRecord
@@ -49,10 +49,19 @@ class _Graph:
 
 
 def run(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> Evidence:
-    """Run the whole scenario.  A backend that raises ends it; the evidence says where."""
+    """Run the whole scenario.  A backend that raises ends it; the evidence says where.
+
+    Raises NotSupported for a world that the backend does not serve.
+    """
     evidence = Evidence(scenario)
     with _uninitialised_memory_is_poison():
-        session = _Session(scenario, factory, driver, evidence)
+        try:
+            session = _Session(scenario, factory, driver, evidence)
+        except NotSupported:
+            raise
+        except Exception as error:
+            evidence.failures.append(Failure("capture", "the factory, before any capture", error))
+            return evidence
         if session.capture_all():
             for index, round_ in enumerate(scenario.rounds()):
                 if not session.play(index, round_):
@@ -67,7 +76,7 @@ class _Session:
         self.scenario, self.driver, self.evidence, self.spec = scenario, driver, evidence, scenario.spec
         with Guards() as self.guards:
             self.world = make_world(self.spec, driver.device)
-            self.backend, self.eager, self.witness = (factory(self.world) for _ in range(3))
+            self.backend, self.eager, self.witness = (build(factory, self.world) for _ in range(3))
         self.truth = Truth(self.world, scenario.perturbations)
         self.runner = Runner(self.world, self.backend.fill_value(), driver.to_host)
         self.pool = driver.new_pool()
@@ -238,12 +247,21 @@ class _Session:
         outs: list[Tensor] = []
         for step, given in enumerate(static):
             out = backend.forward(step, chain(given, outs[-1], self.spec) if outs else given, batch)
+            self._demand_output(out, batch)
             outs.append(out.clone())
             if after_step is not None:
                 after_step()
             nan = torch.isnan(outs[-1]).flatten(1).any(dim=1)
             self.nan_flags[batch.forward_mode][step].logical_or_((nan if live is None else nan & live).any())
         return outs
+
+    def _demand_output(self, out: object, batch: Batch) -> None:
+        spec = self.spec
+        dim = spec.v_head_dim if spec.family == "mla" else spec.head_dim
+        want = f"{spec.torch_dtype} {[batch.num_tokens, spec.num_q_heads, dim]}"
+        got = f"{out.dtype} {list(out.shape)}" if isinstance(out, Tensor) else repr(out)
+        if got != want:
+            raise ProtocolError(f"forward returned {got}, must be {want}")
 
     def _inputs_seen(self, batch: Batch, outs: list[Tensor], inputs: list[Inputs] | None = None) -> list[Inputs]:
         """The inputs of each step, given what the steps returned."""

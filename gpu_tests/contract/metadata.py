@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpu_tests.backends.protocol import ProtocolError
+
 Value = Tensor | int | float | bool
 
 
@@ -43,6 +45,10 @@ Snapshot = dict[str, Field]
 
 def snapshot(objects: Sequence[object | Mapping[str, Any]]) -> Snapshot:
     """The fields of all steps; with more than one step, names end in `[step]`."""
+    if not isinstance(objects, Sequence):
+        raise ProtocolError(
+            f"metadata_objects() returned {type(objects).__name__!r}, must be a list, one object a step"
+        )
     found: Snapshot = {}
     for step, source in enumerate(objects):
         for name, value in _items(source):
@@ -59,6 +65,10 @@ def _items(source: object | Mapping[str, Any]) -> list[tuple[str, Any]]:
         return list(source.items())
     if dataclasses.is_dataclass(source):
         return [(f.name, getattr(source, f.name)) for f in dataclasses.fields(source)]
+    if isinstance(source, Tensor) or not hasattr(source, "__dict__"):
+        # A tensor has an empty __dict__: without a word it would be metadata that nothing looks at.
+        what = type(source).__name__
+        raise ProtocolError(f"metadata_objects() holds a {what!r}, must hold dataclasses, namespaces or mappings")
     return list(vars(source).items())
 
 

@@ -7,9 +7,10 @@ from its own random stream, so that leaving one out changes nothing else; that i
 
 from __future__ import annotations
 
+import difflib
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -134,9 +135,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.world not in WORLDS:
-            raise ValueError(f"no world {self.world!r}: it is one of {', '.join(WORLDS)}")
+            raise ValueError(f"no world {self.world!r}: {_allowed(self.world, WORLDS)}")
         if unknown := self.perturbations - PERTURBATIONS.keys():
-            raise ValueError(f"no perturbation {sorted(unknown)}: they are {', '.join(PERTURBATIONS)}")
+            name = min(unknown)
+            raise ValueError(f"no perturbation {name!r}: {_allowed(name, [*PERTURBATIONS, EVERYTHING])}")
 
     def __str__(self) -> str:
         names = [name for name in PERTURBATIONS if name in self.perturbations]
@@ -150,7 +152,8 @@ class Scenario:
         if match is None:
             raise ValueError(f"{text!r} is not WORLD[+perturbation...][#SEED]")
         world, names, seed = match.groups()
-        perturbations = frozenset(PERTURBATIONS if names == f"+{EVERYTHING}" else names.split("+")[1:])
+        given = set(names.split("+")[1:])
+        perturbations = frozenset(given - {EVERYTHING} | (PERTURBATIONS.keys() if EVERYTHING in given else set()))
         return cls(world, perturbations, int(seed or 0))
 
     @property
@@ -245,6 +248,11 @@ class Scenario:
         pattern = [0, n - 1, 1, min(2, n - 1)]
         shift = self.stream("ragged_accepts").randrange(4) + index
         return [pattern[(i + shift) % len(pattern)] for i in range(live)]
+
+
+def _allowed(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"{f'did you mean {near[0]!r}? ' if near else ''}it is one of {', '.join(names)}"
 
 
 def _longest_prefix(spec: WorldSpec, mode: Mode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import shlex
 from collections.abc import Callable, Sequence
@@ -30,14 +31,28 @@ class ContractViolation(AssertionError):
 def load_factory(path: str) -> BackendFactory:
     """The factory that `module:name` names.  Raises ValueError with what is wrong."""
     module, colon, name = path.partition(":")
-    if not colon:
+    if not (module and colon and name):
         raise ValueError(f"{path!r} is not MODULE:FACTORY, for instance {DEFAULT_BACKEND}")
     try:
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{path!r}: {error}") from error
-    except AttributeError as error:
-        raise ValueError(f"{path!r}: module {module} has no {name!r}") from error
+        hint = (
+            f" (is the folder of {module.partition('.')[0]!r} in PYTHONPATH?)"
+            if f"{module}.".startswith(f"{error.name}.")
+            else ""
+        )
+        raise ValueError(f"{path!r}: {error}{hint}") from error
+    except Exception as error:  # whatever a user's module raises when it is imported
+        raise ValueError(f"{path!r}: importing {module} raised {type(error).__name__}: {error}") from error
+    factory: BackendFactory | None = getattr(imported, name, None)
+    if factory is None:
+        near = difflib.get_close_matches(name, vars(imported), n=1)
+        raise ValueError(
+            f"{path!r}: module {module} has no {name!r}" + (f": did you mean {near[0]!r}?" if near else "")
+        )
+    if not callable(factory):
+        raise ValueError(f"{path!r} is {type(factory).__name__!r}, not a factory that takes a World")
+    return factory
 
 
 def findings(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> list[Finding]:
