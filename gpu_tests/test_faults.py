@@ -165,3 +165,11 @@ def test_the_report_says_that_lengths_were_never_written(driver: Any) -> None:
     text = report_of("mha-capture-unfilled-lengths", driver)
     assert "cache_seqlens_int32[0]: never written before capture (zero-initialised), seq_lens + 1: " in text
     assert "the kernel saw length 0; all rows: [0, 0, 0, 0]" in text
+
+
+def test_a_replay_that_raises_shows_its_metadata_beside_that_of_the_capture(driver: Any) -> None:
+    needs_the_emulation(driver)
+    text = report_of("mha-max-seq-len-of-capture", driver)
+    assert "replay fails in mha-target#0" in text
+    assert "metadata, round " in text
+    assert "cache_seqlens_int32: " in text

@@ -7,6 +7,7 @@ ways of not doing it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ WORKSPACE_BYTES = 32 << 20
 MetadataT = TypeVar("MetadataT")
 
 
-class PagedBackend(Generic[MetadataT]):
+class PagedBackend(ABC, Generic[MetadataT]):
     """Metadata life cycle.  A subclass says what the buffers are, how a size is bound to them, how they are filled."""
 
     def __init__(self, world: World) -> None:
@@ -30,31 +31,32 @@ class PagedBackend(Generic[MetadataT]):
         self.current: list[MetadataT] = []
         self.workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=world.device)
 
+    @abstractmethod
     def allocate(self) -> dict[str, Tensor]:
         """Static buffers of one step for `max_bs` rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bind(self, buffers: dict[str, Tensor], mode: Mode, bs: int) -> MetadataT:
         """The metadata of one size as prefix slices of `buffers`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill_lengths(self, metadata: MetadataT, batch: Batch, step: int) -> None:
         """Write the lengths of this batch into `metadata`, in place."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill_offsets(self, metadata: MetadataT, batch: Batch, step: int) -> None:
         """Write the offsets; lengths are filled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill_table(self, metadata: MetadataT, batch: Batch, step: int) -> None:
         """Write the page table."""
-        raise NotImplementedError
 
     def fill_mask(self, metadata: MetadataT, batch: Batch, step: int) -> None:
         """Write the draft mask, if there is one."""
 
+    @abstractmethod
     def forward(self, step: int, inputs: Inputs, batch: Batch) -> Tensor:
-        raise NotImplementedError
+        """The attention of one step, over the current metadata."""
 
     def capture_prepare(self, batch: Batch) -> None:
         self.captured[batch.forward_mode, batch.batch_size] = self._bind_steps(self.buffers, batch)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.backends.protocol import ProtocolError
-from gpu_tests.contract.evidence import Evidence, Execution, ReplayRecord
+from gpu_tests.contract.evidence import Evidence, Execution, ReplayRecord, SideBySide
 from gpu_tests.contract.metadata import Value, equal, words
 from gpu_tests.contract.truth import Expected
 from gpu_tests.graphs.sites import site_of_error
@@ -46,14 +46,14 @@ CHECKS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One violation: the check, where in the schedule, what, and the replay that shows it (for the report)."""
+    """One violation: the check, where in the schedule, what, and the metadata of the replay that shows it."""
 
     check: str
     label: str
     message: str
     row: str = ""
     field: str = ""
-    record: ReplayRecord | None = None
+    metadata: SideBySide | None = None
 
     def __str__(self) -> str:
         return f"{self.check}: {self.label}: {f'{self.row}: ' if self.row else ''}{self.message}"
@@ -101,7 +101,7 @@ def judge(evidence: Evidence, exemptions: Iterable[Exemption] = ()) -> list[Find
 def _all(evidence: Evidence) -> Iterator[Finding]:
     dtype = evidence.scenario.spec.torch_dtype
     for failure in evidence.failures:
-        yield Finding(failure.check, failure.label, _raised(failure.error))
+        yield Finding(failure.check, failure.label, _raised(failure.error), metadata=failure.metadata)
     for execution in evidence.captures:
         yield from _outputs(execution, dtype, "capture_output", None)
         yield from _kernel_lengths(execution, None)
@@ -125,28 +125,33 @@ def _raised(error: Exception) -> str:
 
 def _replay(record: ReplayRecord, dtype: torch.dtype) -> Iterator[Finding]:
     replay, eager = record.replay, record.eager
-    wrong = list(_outputs(replay, dtype, "output", record))
+    wrong = list(_outputs(replay, dtype, "output", record.metadata))
     yield from wrong
-    yield from _kernel_lengths(replay, record)
-    yield from _nan_flags(replay, record)
+    yield from _kernel_lengths(replay, record.metadata)
+    yield from _nan_flags(replay, record.metadata)
     if eager is not None:
-        wrong_without_graph = list(_outputs(eager, dtype, "eager", record))
+        wrong_without_graph = list(_outputs(eager, dtype, "eager", record.metadata))
         yield from wrong_without_graph
         # Kernels choose splits by the batch size: bits are comparable at equal sizes only.
         if not wrong and not wrong_without_graph and eager.bs == replay.bs:
             yield from _eager_match(record, eager)
     for sync in record.syncs:
-        yield Finding("host_sync", replay.label, f"replay_prepare waits at {sync.site}: {sync.op}", record=record)
+        yield Finding(
+            "host_sync",
+            replay.label,
+            f"replay_prepare waits at {sync.site}: {sync.op}",
+            metadata=record.metadata,
+        )
     for problem in record.kv_problems[:4]:
-        yield Finding("kv_footprint", replay.label, f"unexpected bytes: {problem}", record=record)
+        yield Finding("kv_footprint", replay.label, f"unexpected bytes: {problem}", metadata=record.metadata)
     for difference in record.program_differences[:4]:
-        yield Finding("program", replay.label, difference, record=record)
+        yield Finding("program", replay.label, difference, metadata=record.metadata)
     yield from _stability(record)
     yield from _same_metadata(record)
     yield from _coverage(record)
 
 
-def _outputs(execution: Execution, dtype: torch.dtype, check: str, record: ReplayRecord | None) -> Iterator[Finding]:
+def _outputs(execution: Execution, dtype: torch.dtype, check: str, metadata: SideBySide | None) -> Iterator[Finding]:
     for step, rows in enumerate(execution.expected):
         for expected in rows:
             for error in _row_errors(execution, step, expected, dtype):
@@ -157,7 +162,7 @@ def _outputs(execution: Execution, dtype: torch.dtype, check: str, record: Repla
                     execution.label,
                     f"step {step}, {error}; {_got_and_expected(execution, step, expected, error)}",
                     row=f"row {expected.row.index}, {expected.row.name}",
-                    record=record,
+                    metadata=metadata,
                 )
 
 
@@ -192,22 +197,28 @@ def _eager_match(record: ReplayRecord, eager: Execution) -> Iterator[Finding]:
                     replay.label,
                     f"step {step}: replay and eager differ by up to {(x - y).abs().max():.3g}",
                     row=f"row {a.row.index}, {a.row.name}",
-                    record=record,
+                    metadata=record.metadata,
                 )
 
 
-def _kernel_lengths(execution: Execution, record: ReplayRecord | None) -> Iterator[Finding]:
+def _kernel_lengths(execution: Execution, metadata: SideBySide | None) -> Iterator[Finding]:
     for step, call in enumerate(execution.calls):
         seen = call["seq_lens"].tolist()
         for row in execution.rows:
             if seen[row.index] < 1:
                 message = f"step {step}: the kernel saw length {seen[row.index]}; all rows: {seen}"
-                yield Finding("kernel_lengths", execution.label, message, row=f"row {row.index}", record=record)
+                yield Finding(
+                    "kernel_lengths",
+                    execution.label,
+                    message,
+                    row=f"row {row.index}",
+                    metadata=metadata,
+                )
 
 
-def _nan_flags(execution: Execution, record: ReplayRecord | None) -> Iterator[Finding]:
+def _nan_flags(execution: Execution, metadata: SideBySide | None) -> Iterator[Finding]:
     for step in execution.nan_steps:
-        yield Finding("nan_flag", execution.label, f"step {step} raised its NaN flag", record=record)
+        yield Finding("nan_flag", execution.label, f"step {step} raised its NaN flag", metadata=metadata)
 
 
 def _stability(record: ReplayRecord) -> Iterator[Finding]:
@@ -223,7 +234,7 @@ def _stability(record: ReplayRecord) -> Iterator[Finding]:
             message = f"{name}: bound to another tensor at replay; the graph still reads the captured one"
         else:
             continue
-        yield Finding("stability", record.replay.label, message, field=name, record=record)
+        yield Finding("stability", record.replay.label, message, field=name, metadata=record.metadata)
 
 
 def _same_metadata(record: ReplayRecord) -> Iterator[Finding]:
@@ -243,7 +254,7 @@ def _same_metadata(record: ReplayRecord) -> Iterator[Finding]:
             record.replay.label,
             f"{name}: {words(fresh.value, facts)} by capture_prepare, {words(ours.value, facts)} by replay_prepare",
             field=name,
-            record=record,
+            metadata=record.metadata,
         )
 
 
@@ -274,7 +285,7 @@ def _coverage(record: ReplayRecord) -> Iterator[Finding]:
             )
         else:
             continue
-        yield Finding("coverage", replay.label, message, field=name, record=record)
+        yield Finding("coverage", replay.label, message, field=name, metadata=record.metadata)
 
 
 def _is_query_offsets(name: str) -> bool:
@@ -299,9 +310,15 @@ def _bits_of_requests(evidence: Evidence) -> Iterator[Finding]:
                 if first != bits:
                     name = "twins" if execution is replay else "neighbours"
                     other = f"row {index} of {execution.label}"
-                    yield Finding(name, label, f"step {step}: other bits than {other}", row=where, record=record)
+                    yield Finding(
+                        name,
+                        label,
+                        f"step {step}: other bits than {other}",
+                        row=where,
+                        metadata=record.metadata,
+                    )
                 head = (step, got[0].contiguous().view(torch.uint8).numpy().tobytes())
                 request, its_label = owner.setdefault(head, (row.distinct, label))
                 if request != row.distinct:
                     message = f"step {step}: the same output as for {request} in {its_label}"
-                    yield Finding("sensitivity", label, message, row=where, record=record)
+                    yield Finding("sensitivity", label, message, row=where, metadata=record.metadata)

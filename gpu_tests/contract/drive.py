@@ -25,7 +25,7 @@ from gpu_tests.backends.kernel_plug import KernelCall
 from gpu_tests.backends.protocol import Backend, BackendFactory, Batch, Inputs, Mode, NotSupported, ProtocolError, build
 from gpu_tests.backends.runner import Feed, Runner
 from gpu_tests.contract.cache import copy_of, differences
-from gpu_tests.contract.evidence import Evidence, Execution, Failure, ReplayRecord
+from gpu_tests.contract.evidence import Evidence, Execution, Failure, ReplayRecord, SideBySide
 from gpu_tests.contract.guards import Guards
 from gpu_tests.contract.metadata import BatchFacts, Snapshot, snapshot
 from gpu_tests.contract.scenario import Round, Scenario
@@ -81,6 +81,7 @@ class _Session:
         self.runner = Runner(self.world, self.backend.fill_value(), driver.to_host)
         self.pool = driver.new_pool()
         self.graphs: dict[tuple[Mode, int], _Graph] = {}
+        self._prepared: tuple[_Graph, Batch] | None = None
         self.nan_flags = {
             mode: torch.zeros(self.spec.steps(mode), dtype=torch.bool, device=driver.device) for mode in self.spec.modes
         }
@@ -161,20 +162,34 @@ class _Session:
                 record.witness = self._witness(round_, record)
             self.evidence.replays.append(record)
         except Exception as error:
-            self.evidence.failures.append(Failure(check, label, error))
+            metadata = self._at_failure(label) if check == "replay" else None
+            self.evidence.failures.append(Failure(check, label, error, metadata))
             return False
         return True
+
+    def _at_failure(self, label: str) -> SideBySide | None:
+        """Capture against the replay that raised; None when it had no metadata yet, or the device is lost."""
+        if self._prepared is None:
+            return None
+        graph, batch = self._prepared
+        try:
+            replayed, facts = snapshot(self.backend.metadata_objects()), self._facts(batch)
+        except Exception:
+            return None  # what raised first is the news
+        return SideBySide(label, graph.metadata, graph.facts, graph.unwritten, replayed, facts)
 
     def _replay(self, round_: Round, label: str) -> ReplayRecord:
         feed, rows = self.truth.load(round_)
         graph = self.graphs[round_.mode, round_.bs]
         batch = self._padded(feed, round_.bs)
         before = copy_of(self.world.kv)
+        self._prepared = None
         self.backend.weights_updated()
         if self.scenario.has("host_reuse") and self.world.device.type == "cuda":
             torch.cuda._sleep(20_000_000)  # the device is late: what replay_prepare enqueues runs after the overwrite
         with self.driver.sync_guard() as syncs:
             self.backend.replay_prepare(batch)
+        self._prepared = (graph, batch)
         if self.scenario.has("host_reuse"):
             _overwrite_host_tensors(batch)
         if self.scenario.has("dirty_workspace"):

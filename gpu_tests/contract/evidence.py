@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -37,6 +38,18 @@ class Execution:
 
 
 @dataclass
+class SideBySide:
+    """The metadata of a graph at its capture and at one replay. unwritten: fields that nothing wrote before capture."""
+
+    label: str
+    captured: Snapshot
+    captured_facts: BatchFacts
+    unwritten: frozenset[str]
+    replayed: Snapshot
+    replayed_facts: BatchFacts
+
+
+@dataclass
 class ReplayRecord:
     """A replay with what is compared with it."""
 
@@ -50,14 +63,21 @@ class ReplayRecord:
     syncs: list[Sync]
     program_differences: list[str]
 
+    @cached_property
+    def metadata(self) -> SideBySide:
+        """What the report shows of it."""
+        run = self.replay
+        return SideBySide(run.label, self.captured, self.captured_facts, self.unwritten, run.metadata, run.facts)
+
 
 @dataclass
 class Failure:
-    """An exception: where in the schedule, and which check it belongs to."""
+    """An exception: where in the schedule, which check it belongs to, and the metadata of the replay that raised it."""
 
     check: str
     label: str
     error: Exception
+    metadata: SideBySide | None = None
 
 
 @dataclass
