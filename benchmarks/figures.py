@@ -81,7 +81,7 @@ def generate(found: dict[str, float]) -> str:
             "| --- | ---: | ---: |",
             *lines,
             "",
-            f"`nightcap --help` takes {found['help_ratio']:.2f} times as long as `python -c \"import click, yaml\"`.",
+            f'`nightcap --help` takes {found["help_ratio"]:.2f} times as long as `python -c "import click, yaml"`.',
         ]
     )
 
