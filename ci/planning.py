@@ -53,7 +53,7 @@ def make_plan(
 ) -> Plan:
     """The plan of workflow `name` for an event.
 
-    Raises SpecError for suites that are unknown or empty and for wrong inputs, FilterError (a SpecError) for a filter
+    Raises SpecError for suites that are unknown or empty and for wrong inputs, FilterError for a filter
     that means nothing.
     """
     workflow = specs.workflows[name]

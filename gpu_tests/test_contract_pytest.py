@@ -46,6 +46,17 @@ def test_a_world_that_a_backend_does_not_serve_is_skipped_with_its_reason() -> N
     assert "does not serve this world: decode and chain verify of MHA only" in done.stdout
 
 
+def test_our_own_backend_is_never_skipped() -> None:
+    before = (
+        "import gpu_tests.backends as ours\n"
+        "from gpu_tests.backends.example_backend import MyBackend\n"
+        "ours.default_backend = MyBackend\n"
+    )
+    done = run(f"{ONE}[cpu-mha-draft#0]", "--driver", "cpu", before=before)
+    assert done.returncode == 1
+    assert "NotSupported: decode and chain verify of MHA only" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
