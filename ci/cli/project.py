@@ -15,11 +15,11 @@ from ci.plan import Plan, Unit
 from ci.planning import make_plan, suite_problems
 from ci.spec.loader import Specs, load
 from ci.spec.models import Job
-from ci.spec.problems import SpecError, did_you_mean
+from ci.spec.problems import Problem, SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, catalogue
 from ci.suites.discover import Discovery, discover
 from ci.suites.durations import Durations
-from ci.suites.quarantine import Quarantine
+from ci.suites.quarantine import Quarantine, expired
 from ci.suites.quarantine import load as load_quarantine
 from ci.suites.testfile import base_id
 
@@ -80,6 +80,10 @@ class Project:
     def quarantine(self) -> Quarantine:
         """The tests in quarantine. Raises SpecError."""
         return load_quarantine(self.root, today=self.today)
+
+    def expired_quarantine(self) -> tuple[Problem, ...]:
+        """Entries of the quarantine whose day is over. Raises SpecError when the file is wrong in another way."""
+        return expired(self.root, today=self.today)
 
     def workflow(self, name: str | None) -> str:
         """The workflow of that name, or the only one that makes a plan. Raises UsageError."""

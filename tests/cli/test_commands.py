@@ -97,6 +97,33 @@ def test_a_hand_written_file_in_the_way_is_never_overwritten(engine: Path, night
     assert path.read_text() == "name: by hand\n"
 
 
+QUARANTINE = """\
+tests:
+  - {test: "tests/test_kernels.py::test_topk", reason: races, issue: my-org/my-engine#1, owner: "@somebody",
+     expires: 2026-11-30}
+"""
+
+
+def test_an_expired_quarantine_is_a_warning_to_generate_and_an_error_to_plan(engine: Path, nightcap: Nightcap) -> None:
+    nightcap("generate")
+    (engine / "workflows/quarantine.yml").write_text(QUARANTINE)
+    for command in (["generate"], ["generate", "--check"], ["generate", "--json"]):
+        last_day, after = nightcap("--today", "2026-11-30", *command), nightcap("--today", "2026-12-01", *command)
+        assert (after.code, after.out) == (last_day.code, last_day.out) == (0, last_day.out)
+        assert last_day.err == ""
+        assert after.err.startswith("warning: workflows/quarantine.yml:3: tests[0].expires: the quarantine of ")
+        assert "expired on 2026-11-30" in after.err
+        assert "fix: repair the test" in after.err
+    assert nightcap("--today", "2026-12-01", "plan").code == 2
+
+
+def test_a_quarantine_that_is_wrong_whatever_the_day_is_an_error_to_generate(engine: Path, nightcap: Nightcap) -> None:
+    (engine / "workflows/quarantine.yml").write_text(QUARANTINE.replace("owner", "owners"))
+    found = nightcap("generate")
+    assert (found.code, found.out) == (2, "")
+    assert "did you mean 'owner'" in found.err
+
+
 def test_a_night_of_one_machine_is_planned_run_and_judged(engine: Path, nightcap: Nightcap) -> None:
     Path("plan.json").write_text(nightcap("plan", "--json", "--filter", "kernels").out)
     assert nightcap("run", "kernels", "--plan", "plan.json", "--results", "results").code == 0
