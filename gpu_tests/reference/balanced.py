@@ -27,6 +27,11 @@ PARTS, COLUMNS = 8, 128
 
 RUNTIME_INTEGERS = ["batch", "runs", "max_q_len", "max_seq_len"]
 
+SWITCH = tl.constexpr(1)
+"""Places in the line that the begin of a request takes, in front of its blocks: what a program loses when it goes
+over to another request, in blocks.
+"""
+
 
 @triton.jit
 def blocks_of(length, max_seq_len, KEYS: tl.constexpr):
@@ -41,15 +46,31 @@ def run_of(run, runs, index, seq_lens, batch, max_seq_len, KEYS: tl.constexpr):
 
     `index` holds the numbers from 0, at least `batch` of them.
     """
-    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
-    ends = tl.cumsum(blocks, 0)
-    total = tl.sum(blocks, 0).to(tl.int64)
+    width = _width(seq_lens, index, batch, max_seq_len, KEYS)
+    ends = tl.cumsum(width, 0)
+    total = tl.sum(width, 0).to(tl.int64)
     begin = (run * total // runs).to(tl.int32)
     end = ((run + 1) * total // runs).to(tl.int32)
     first = tl.sum((ends <= begin).to(tl.int32), 0)
-    after_last = tl.sum(((ends - blocks < end) & (index < batch)).to(tl.int32), 0)
-    start = tl.sum(tl.where(index < first, blocks, 0), 0)
+    after_last = tl.sum(((ends - width < end) & (index < batch)).to(tl.int32), 0)
+    start = tl.sum(tl.where(index < first, width, 0), 0)
     return first, after_last - first, start, begin, end
+
+
+@triton.jit
+def piece_of(run_begin, run_end, start, blocks):
+    """What a run has of a request with `blocks` blocks that starts at `start` in the line: from which block to
+    which, and where the next request starts.
+    """
+    start += SWITCH
+    return tl.maximum(run_begin - start, 0), tl.minimum(run_end - start, blocks), start + blocks
+
+
+@triton.jit
+def _width(seq_lens, index, batch, max_seq_len, KEYS: tl.constexpr):
+    """Places in the line that each request takes; 0 for numbers that are none of a request."""
+    length = tl.load(seq_lens + index, mask=index < batch, other=0)
+    return tl.where(index < batch, blocks_of(length, max_seq_len, KEYS) + SWITCH, 0)
 
 
 @triton.jit
@@ -74,11 +95,11 @@ def _combine(
     index = tl.arange(0, BATCH)
     length = tl.load(seq_lens + request)
     own = blocks_of(length, max_seq_len, KEYS)
-    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
-    before = tl.sum(tl.where(index < request, blocks, 0), 0)
-    total = tl.sum(blocks, 0)
-    first = _run_with(before, total, runs)
-    count = tl.where(own > 0, _run_with(before + own - 1, total, runs) - first + 1, 0)
+    width = _width(seq_lens, index, batch, max_seq_len, KEYS)
+    start = tl.sum(tl.where(index < request, width, 0), 0) + SWITCH
+    total = tl.sum(width, 0)
+    first = _run_with(start, total, runs)
+    count = tl.where(own > 0, _run_with(start + own - 1, total, runs) - first + 1, 0)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     if token >= q_len:
         return

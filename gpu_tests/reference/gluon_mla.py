@@ -46,7 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.balanced import blocks_of, run_of
+from gpu_tests.reference.balanced import blocks_of, piece_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
@@ -85,21 +85,32 @@ def _piece(
     RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
     """The piece of a request that a program takes in its turn: the request, its first row and number of query
-    tokens, its length as given, the key blocks from `begin` to `end`, how many blocks the program had before,
-    and `start` of the next request.
+    tokens, its length as given, the key blocks from `begin` to `end`, and `start` of the next request.
     """
     request = first + turn
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     length = gl.load(seq_lens + request)
     blocks = blocks_of(length, max_seq_len, KEYS)
     if BALANCED:
-        begin, end = gl.maximum(run_begin - start, 0), gl.minimum(run_end - start, blocks)
-        before = gl.maximum(start - run_begin, 0)
+        begin, end, start = piece_of(run_begin, run_end, start, blocks)
     else:
         per_split = gl.cdiv(blocks, num_splits)
-        begin, before = split * per_split, 0
+        begin = split * per_split
         end = gl.minimum(begin + per_split, blocks)
-    return request, first_row, q_len, length, begin, end, before, start + blocks
+    return request, first_row, q_len, length, begin, end, start
+
+
+@gluon.jit
+def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
+    """The ids of the pages that a block before `end` lies in, one unless pages are smaller; 0 where it has no
+    live key.
+    """
+    parts: gl.constexpr = max(KEYS.value // PAGE, 1)
+    ids = ()
+    for part in gl.static_range(parts):
+        key = block * KEYS + part * PAGE
+        ids += (gl.load(pages + key // PAGE, mask=(block < end) & (key < length), other=0),)
+    return ids
 
 
 @gluon.jit
@@ -126,42 +137,57 @@ def _load_role(
 
     The ring of halves turns once for the left half of Q and twice for every block.
     """
+    before = 0
     for turn in range(count):
-        request, first_row, _, _, begin, end, before, start = _piece(
+        request, first_row, _, length, begin, end, start = _piece(
             turn, first, start, run_begin, run_end, split, num_splits,
             seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
         )  # fmt: skip
         query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
-        ring = 2 * before + turn
-        _load_half(q_half_map, tiles, full, free, ring, 0, query_row, 0)
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
-        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
-        tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
         pages = block_tables + request.to(gl.int64) * table_row
         # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
-        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
-        for block in range(begin, end):
-            page = next_page
-            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
-            slot = block * KEYS % PAGE
+        next_ids = _page_ids(pages, begin, end, length, PAGE)
+        _load_half(q_half_map, tiles, full, free, 2 * before + turn, (0,), query_row, 0, ROWS)
+        # The rest of the query comes behind the first block: its tiles are in use for longer than those.
+        for block in range(begin, gl.maximum(end, begin + 1)):
+            ids = next_ids
+            next_ids = _page_ids(pages, block + 1, end, length, PAGE)
             step = before + block - begin
-            ring = 2 * step + turn + 1
-            _load_half(half_map, tiles, full, free, ring, page, slot, 0)
-            stage = step % STAGES
-            mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
-            mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
-            tma.async_copy_global_to_shared(rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage))
-            _load_half(half_map, tiles, full, free, ring + 1, page, slot, HALF)
+            if block < end:
+                slot = block * KEYS % PAGE
+                ring = 2 * step + turn + 1
+                _load_half(half_map, tiles, full, free, ring, ids, slot, 0, PAGE)
+                stage = step % STAGES
+                mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
+                mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
+                _load_pages(rope_map, rope.index(stage), rope_full.index(stage), ids, slot, LATENT, PAGE)
+                _load_half(half_map, tiles, full, free, ring + 1, ids, slot, HALF, PAGE)
+            if block == begin:
+                mbarrier.wait(q_free, (turn & 1) ^ 1)
+                mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
+                tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
+                tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+        before += gl.maximum(end - begin, 0)
 
 
 @gluon.jit
-def _load_half(half_map, tiles, full, free, ring, page, row, column):
+def _load_half(half_map, tiles, full, free, ring, ids, row, column, PAGE: gl.constexpr):
     """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
     tile = ring % TILES
     mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
     mbarrier.expect(full.index(tile), KEYS * HALF * 2)
-    tma.async_copy_global_to_shared(half_map, [page, row, column], full.index(tile), tiles.index(tile))
+    _load_pages(half_map, tiles.index(tile), full.index(tile), ids, row, column, PAGE)
+
+
+@gluon.jit
+def _load_pages(page_map, tile, full, ids, row, column, PAGE: gl.constexpr):
+    """Columns from `column` of a block of keys, which lies in the pages `ids`, from `row` of the first one."""
+    if PAGE < KEYS:
+        for part in gl.static_range(len(ids)):
+            rows = tile.slice(part * PAGE, PAGE, dim=1)
+            tma.async_copy_global_to_shared(page_map, [ids[part], 0, column], full, rows)
+    else:
+        tma.async_copy_global_to_shared(page_map, [ids[0], row, column], full, tile)
 
 
 @gluon.jit
@@ -194,8 +220,9 @@ def _score_role(
     scale = score_scale
     if SCALE_TENSOR:
         scale *= gl.load(score_scale_tensor)
+    before = 0
     for turn in range(count):
-        request, first_row, q_len, length, begin, end, before, start = _piece(
+        request, first_row, q_len, length, begin, end, start = _piece(
             turn, first, start, run_begin, run_end, split, num_splits,
             seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
         )  # fmt: skip
@@ -207,15 +234,15 @@ def _score_role(
         pages = block_tables + request.to(gl.int64) * table_row
         top = gl.full([ROWS], float("-inf"), gl.float32, rows)
         total = gl.zeros([ROWS], gl.float32, rows)
-        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
+        next_ids = _page_ids(pages, begin, end, length, PAGE)
         ring = 2 * before + turn
         mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
         q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
         mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
-            page = next_page
-            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+            ids = next_ids
+            next_ids = _page_ids(pages, block + 1, end, length, PAGE)
             step = before + block - begin
             stage = step % STAGES
             ring = 2 * step + turn + 1
@@ -229,7 +256,8 @@ def _score_role(
             scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
             mbarrier.wait(full.index((ring + 1) % TILES), (ring + 1) // TILES & 1)
             scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
-            poisoned |= (page < 0) | (page >= num_pages)
+            for part in gl.static_range(len(ids)):
+                poisoned |= (ids[part] < 0) | (ids[part] >= num_pages)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(scores_ready.index(step % 2))
             scores *= scale
@@ -257,6 +285,7 @@ def _score_role(
                 _clear_dead_keys(right, length - block * KEYS)
             fence_async_shared()
             mbarrier.arrive(weights_ready.index(stage))
+        before += gl.maximum(end - begin, 0)
         mbarrier.arrive(q_free)
         head = row % HEADS
         if DIRECT:
@@ -280,14 +309,16 @@ def _value_role(
     out, out_token, out_head, part_out,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-    HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr, GATE: gl.constexpr,
+    HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr,
+    OVERLAP: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of each block; at the end of a piece its product with the factor of the row."""
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
+    before = 0
     for turn in range(count):
-        request, first_row, q_len, _, begin, end, before, start = _piece(
+        request, first_row, q_len, _, begin, end, start = _piece(
             turn, first, start, run_begin, run_end, split, num_splits,
             seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
         )  # fmt: skip
@@ -314,6 +345,9 @@ def _value_role(
             acc_right = warpgroup_mma_wait(0, deps=(acc_right,))
             mbarrier.arrive(free.index((ring + 1) % TILES))
             mbarrier.arrive(rope_free.index(stage))
+        before += gl.maximum(end - begin, 0)
+        if turn + 1 == count:
+            admit_successor(OVERLAP)
         mbarrier.wait(factors_ready, turn & 1)
         factor = factors.load(rows)
         mbarrier.arrive(factors_free)
@@ -350,7 +384,6 @@ def _mla_decode(
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
     wait_for_predecessor(OVERLAP)
-    admit_successor(OVERLAP)
     if BALANCED:
         index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
         first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
@@ -380,7 +413,7 @@ def _mla_decode(
                            factors_free, free, rope_free, out, out_token, out_head, part_out,
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-                           HEADS, RAGGED, DIRECT, BALANCED, GATE)),
+                           HEADS, RAGGED, DIRECT, BALANCED, OVERLAP, GATE)),
             (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
                            rope_full, scores_ready, weights_ready, factors_ready, factors_free,
                            block_tables, table_row, mask, mask_request, mask_row, sinks,
@@ -420,11 +453,12 @@ def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
     """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576]."""
     rows, pages = query.flatten(0, 1), k.squeeze(2)
     one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
+    keys = min(KEYS.value, k.shape[1])
     return (
         TensorDescriptor(one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, HALF.value], PAGE_TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, ROPE.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, HALF.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
     )
 
 

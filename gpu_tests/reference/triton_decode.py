@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.balanced import blocks_of, run_of
+from gpu_tests.reference.balanced import blocks_of, piece_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
@@ -79,7 +79,6 @@ def _decode(
     tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     split = tl.program_id(1)
     wait_for_predecessor(OVERLAP)
-    admit_successor(OVERLAP)
     row = tile * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -110,8 +109,7 @@ def _decode(
 
         blocks = blocks_of(length, max_seq_len, KEYS)
         if BALANCED:
-            begin, end = tl.maximum(run_begin - start, 0), tl.minimum(run_end - start, blocks)
-            start += blocks
+            begin, end, start = piece_of(run_begin, run_end, start, blocks)
         else:
             first_block = 0
             if WINDOW:
@@ -169,6 +167,8 @@ def _decode(
             top = new_top
             key += KEYS
 
+        if turn + 1 == count:
+            admit_successor(OVERLAP)
         poisoned = too_long | (tl.max(outside, 0) > 0)
         if DIRECT:
             if STRICT:
