@@ -25,7 +25,7 @@ from gpu_tests.backends.runner import Runner
 from gpu_tests.contract.scenario import WORLDS
 from gpu_tests.reference.decode import KernelPreconditionError
 
-SHAPES = ("dtype", "num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "page_size")
+SHAPES = ("dtype", "num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """Fields of a world that are those of `mla-deepseek` when Gluon is forced."""
 
 
