@@ -70,7 +70,8 @@ class Project:
         """The job of that key. Raises UsageError."""
         jobs = self.specs().workflows[workflow].jobs
         if key not in jobs:
-            raise click.UsageError(f"no job {key!r} in {workflow}. {did_you_mean(key, jobs)}".rstrip())
+            hint = did_you_mean(key, jobs) or f"there are {', '.join(jobs)}"
+            raise click.UsageError(f"no job {key!r} in {workflow}. {hint}")
         return jobs[key]
 
     def durations(self) -> Durations:
@@ -123,12 +124,17 @@ class Project:
             one for one in units if (one.suite, one.path) in dynamic and name.startswith(f"{one.path}::")
         ]
 
-    def agree(self, plan: Plan) -> None:
-        """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned.
+    def as_planned(self) -> Project:
+        """This repository to a shard of a plan, which may start after midnight, or in another time zone.
 
-        Expiry dates were judged when the plan was made: its shards may start after midnight, or in another time zone.
+        Expiry dates were judged when the plan was made.
         """
-        own = replace(self, today=date.min).plan(plan.workflow, plan.event, plan.filter, dict(plan.inputs))
+        return replace(self, today=date.min)
+
+    def agree(self, plan: Plan) -> None:
+        """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned."""
+        tree = self.as_planned()
+        own = tree.plan(tree.workflow(plan.workflow), plan.event, plan.filter, dict(plan.inputs))
         if own.hash != plan.hash:
             raise click.ClickException(
                 f"this tree gives plan {own.hash}, the night runs plan {plan.hash}: the specs, tests or durations on "

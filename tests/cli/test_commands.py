@@ -9,7 +9,7 @@ import pytest
 
 from ci.cli.main import COMMANDS
 from ci.plan import Plan
-from tests.cli.conftest import TEST, Nightcap
+from tests.cli.conftest import NIGHTLY, TEST, Nightcap
 
 ROOT = Path(__file__).parents[2]
 RED_NIGHT = ROOT / "tests/data/red_night"
@@ -146,6 +146,15 @@ def test_a_plan_of_another_tree_does_not_run(engine: Path, nightcap: Nightcap) -
     assert found.code == 2
     assert "check out the same commit" in found.err
     assert not Path("results").exists()
+
+
+def test_a_plan_runs_on_after_the_day_on_which_something_in_its_tree_expires(engine: Path, nightcap: Nightcap) -> None:
+    off = "  off: {suites: [kernels], enabled: false, disabled: {reason: broken, expires: 2026-11-30}}\n"
+    (engine / "workflows/nightly.yml").write_text(NIGHTLY + off)
+    Path("plan.json").write_text(nightcap("--today", "2026-11-30", "plan", "--json", "--filter", "kernels").out)
+    run = ("run", "kernels", "--results", "results")
+    assert nightcap("--today", "2026-12-01", *run, "--plan", "plan.json").code == 0
+    assert nightcap("--today", "2026-12-01", *run).code == 2
 
 
 def test_gate_names_every_hole_of_a_red_night(nightcap: Nightcap) -> None:
