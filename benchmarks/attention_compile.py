@@ -24,7 +24,7 @@ SECONDS = 150
 
 def compile_kernels(cases: list[Case]) -> None:
     """Compile the kernels of the cases, a line of output for each problem."""
-    with ThreadPoolExecutor(max(1, min(12, (os.cpu_count() or 1) - 2))) as lanes:
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as lanes:
         for problem in lanes.map(_in_a_process, cases):
             print(problem, end="", flush=True)
 
