@@ -25,6 +25,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from gpu_tests.reference.pieces import rows_of_request
+
 ELEMENTS, WARP, MAX_WARPS = 32, 32, 8
 RUNTIME_INTEGERS = ["num_splits", "max_q_len"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
@@ -60,18 +62,6 @@ def admit_successor(OVERLAP: tl.constexpr):
     """
     if OVERLAP:
         gdc_launch_dependents()
-
-
-@triton.jit
-def rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED: tl.constexpr):
-    """First row of the request in the query, int64, and how many it has."""
-    if RAGGED:
-        first = tl.load(cum_seq_lens_q + request)
-        count = tl.minimum(tl.load(cum_seq_lens_q + request + 1) - first, max_q_len)
-    else:
-        first = request * max_q_len
-        count = max_q_len
-    return first.to(tl.int64), count
 
 
 @triton.jit

@@ -46,14 +46,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.balanced import blocks_of, piece_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
-    rows_of_request,
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
+from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
@@ -80,27 +79,6 @@ RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_page
 
 
 @gluon.jit
-def _piece(
-    turn, first, start, run_begin, run_end, split, num_splits, seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-    RAGGED: gl.constexpr, BALANCED: gl.constexpr,
-):  # fmt: skip
-    """The piece of a request that a program takes in its turn: the request, its first row and number of query
-    tokens, its length as given, the key blocks from `begin` to `end`, and `start` of the next request.
-    """
-    request = first + turn
-    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    length = gl.load(seq_lens + request)
-    blocks = blocks_of(length, max_seq_len, KEYS)
-    if BALANCED:
-        begin, end, start = piece_of(run_begin, run_end, start, blocks)
-    else:
-        per_split = gl.cdiv(blocks, num_splits)
-        begin = split * per_split
-        end = gl.minimum(begin + per_split, blocks)
-    return request, first_row, q_len, length, begin, end, start
-
-
-@gluon.jit
 def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
     """The ids of the pages that a block before `end` lies in, one unless pages are smaller; 0 where it has no
     live key.
@@ -111,18 +89,6 @@ def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
         key = block * KEYS + part * PAGE
         ids += (gl.load(pages + key // PAGE, mask=(block < end) & (key < length), other=0),)
     return ids
-
-
-@gluon.jit
-def _first_part(request, split, num_splits, rows, BALANCED: gl.constexpr):
-    """Where the partial results of a request with `rows` rows begin, and how far apart those of its rows are:
-    as in `balanced`, or as in `combine` split `s` of row `r` at `r * num_splits + s`.
-    """
-    if BALANCED:
-        first, step = (split + request).to(gl.int64) * rows, 1
-    else:
-        first, step = request.to(gl.int64) * rows * num_splits + split, num_splits
-    return first, step
 
 
 @gluon.jit
@@ -139,9 +105,9 @@ def _load_role(
     """
     before = 0
     for turn in range(count):
-        request, first_row, _, length, begin, end, start = _piece(
+        request, first_row, _, length, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
         pages = block_tables + request.to(gl.int64) * table_row
@@ -222,9 +188,9 @@ def _score_role(
         scale *= gl.load(score_scale_tensor)
     before = 0
     for turn in range(count):
-        request, first_row, q_len, length, begin, end, start = _piece(
+        request, first_row, q_len, length, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         poisoned = length > max_seq_len
         if DIRECT and STRICT:
@@ -295,7 +261,7 @@ def _score_role(
             lse_rows = lse_out + first_row * lse_token + token * lse_token + head
         else:
             factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
             lse_rows = part_lse + first_part + row * apart
         mbarrier.wait(factors_free, (turn & 1) ^ 1)
         factors.store(factor)
@@ -318,9 +284,9 @@ def _value_role(
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
     before = 0
     for turn in range(count):
-        request, first_row, q_len, _, begin, end, start = _piece(
+        request, first_row, q_len, _, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         acc_left = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
         acc_right = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
@@ -356,7 +322,7 @@ def _value_role(
             pointers = out + (first_row + row // HEADS) * out_token + row % HEADS * out_head
             result: gl.constexpr = out.dtype.element_ty
         else:
-            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
             pointers = part_out + (first_part + row * apart) * LATENT
             result: gl.constexpr = part_out.dtype.element_ty
             written &= factor != 0.0  # a row without keys in this piece leaves its part as it was
