@@ -47,7 +47,6 @@ def test_the_contract_holds_with_the_pytorch_kernel_forced(world: str) -> None:
     ("world", "kernel", "grid", "reason"),
     [
         ("mla-target", "gluon", "split", "query: got device cpu, must be Hopper"),
-        ("mha-target", "gluon", "split", "must be MLA in Gluon"),
         ("mla-target", "torch", "balanced", "has no balanced grid"),
         ("mla-target", "auto", "balanced", "has no balanced grid"),
         ("mha-window", "triton", "balanced", "must be split with a window"),
@@ -88,12 +87,14 @@ def test_the_forced_kernel_is_the_one_that_runs_whatever_an_engine_asks_for(monk
         free.kernels.decode(*arguments, kv_layout="NHD", backend="gluon")
 
 
-def test_worlds_of_mla_have_the_shapes_of_gluon_when_it_is_forced_and_stay_what_they_are() -> None:
+def test_worlds_have_the_heads_of_a_model_when_gluon_is_forced_and_stay_what_they_are() -> None:
     spec = WORLDS["mla-extend-packed"]
     adapted = KernelChoice("gluon").adapt(spec)
     assert (adapted.kv_lora_rank, adapted.qk_rope_head_dim, adapted.dtype) == (512, 64, "bfloat16")
     assert (adapted.modes, adapted.runner, adapted.num_draft_tokens) == (spec.modes, spec.runner, spec.num_draft_tokens)
-    assert KernelChoice("gluon").adapt(WORLDS["mla-long"]).max_context == 4096
+    assert KernelChoice("gluon").adapt(WORLDS["mha-long"]) == replace(
+        WORLDS["mha-long"], kernel="gluon", dtype="bfloat16", num_q_heads=16, num_kv_heads=2, head_dim=128
+    )
     assert KernelChoice("triton").adapt(spec) == replace(spec, kernel="triton")
 
 

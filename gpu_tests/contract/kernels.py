@@ -1,8 +1,8 @@
 """Which kernel stands behind the contract: the best one for each world, or one that is forced.
 
 A forced kernel is never replaced by another.  Where it cannot run, `demand_fit` raises `NotApplicable` with the
-kernel's own reason, and the world is reported as not applicable.  Gluon is written for DeepSeek's shapes, so worlds of
-MLA are judged at those shapes when it is forced; everything else about them stays.
+kernel's own reason, and the world is reported as not applicable.  Gluon is written for the shapes of real models, so
+worlds are judged with the heads of one when it is forced; everything else about them stays.
 
 On a balanced grid the last bits of a request depend on the lengths beside it.  What the contract compares bit for bit
 there is said in `checks._beside`.
@@ -25,8 +25,11 @@ from gpu_tests.backends.runner import Runner
 from gpu_tests.contract.scenario import WORLDS
 from gpu_tests.reference.decode import KernelPreconditionError
 
-SHAPES = ("dtype", "num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-"""Fields of a world that are those of `mla-deepseek` when Gluon is forced."""
+GLUON_SHAPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mla": ("mla-deepseek", ("num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+    "mha": ("mha-llama", ("num_q_heads", "num_kv_heads", "head_dim")),
+}
+"""For each family the world whose dtype and heads all others have when Gluon is forced, and the fields of the heads."""
 
 
 class NotApplicable(Exception):
@@ -64,11 +67,12 @@ class KernelChoice:
     def adapt(self, spec: WorldSpec) -> WorldSpec:
         """The world with this kernel behind it, at shapes that the kernel is written for."""
         chosen = replace(spec, kernel=self.kernel, grid=self.grid)  # type: ignore[arg-type]  # checked above
-        if self.kernel != "gluon" or spec.family != "mla":
+        if self.kernel != "gluon":
             return chosen
-        deepseek = WORLDS["mla-deepseek"]
-        shapes = {name: getattr(deepseek, name) for name in SHAPES}
-        return replace(chosen, max_context=max(spec.max_context, deepseek.max_context), **shapes)
+        world, heads = GLUON_SHAPES[spec.family]
+        model = WORLDS[world]
+        shapes = {name: getattr(model, name) for name in heads}
+        return replace(chosen, dtype=model.dtype, max_context=max(spec.max_context, model.max_context), **shapes)
 
 
 BEST = KernelChoice()
