@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 RUN = "import runpy, sys; sys.modules['torch'] = None; runpy.run_module(sys.argv[1], run_name='__main__')"
 
 
-@pytest.mark.parametrize("package", ["gpu_tests.contract", "gpu_tests.parallel"])
+@pytest.mark.parametrize("package", ["gpu_tests.contract", "gpu_tests.faults", "gpu_tests.parallel"])
 def test_a_command_names_the_extra_to_install(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", RUN, package], cwd=ROOT, capture_output=True, text=True, check=False)
     needed = "the attention suites need torch: pip install 'nightcap[torch]'"
