@@ -29,8 +29,8 @@ SHARED_BYTES = 227 * 1024
 
 MOST_SPILLS = {"Gluon": 8, "Gluon, runs": 48, "Triton": 256, "Triton, runs": 440}
 """Local-memory instructions in a kernel. The Gluon kernels were written not to have any; with small pages, and on
-the balanced grid, they keep a few numbers of their run there, outside of the loop over blocks. The portable tile of 64 MLA rows has an
-accumulator that leaves no register free.
+the balanced grid, they keep a few numbers of their run there, outside of the loop over blocks. The portable tile
+of 64 MLA rows has an accumulator that leaves no register free.
 """
 
 
