@@ -6,6 +6,7 @@ that grid does.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from gpu_tests.reference import torch_decode
 pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="15s")
 
 CPU = CpuGraphDriver()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def judged(text: str, kernel: str, grid: str = "split", factory: Any = default_backend) -> Verdict:
@@ -41,6 +43,14 @@ def judged(text: str, kernel: str, grid: str = "split", factory: Any = default_b
 def test_the_contract_holds_with_the_pytorch_kernel_forced(world: str) -> None:
     assert judged(world, "torch").report == f"{world}#0: holds"
     assert judged(f"{world}+everything", "torch").headline is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, and a NumPy below 2.4 for Triton's interpreter")
+@pytest.mark.parametrize("grid", ["split", "balanced"])
+@pytest.mark.parametrize("scenario", ["mha-draft", "mla-extend-packed+everything"])
+def test_the_contract_holds_with_the_triton_kernel_on_the_emulation(scenario: str, grid: str) -> None:
+    assert judged(scenario, "triton", grid).report == f"{scenario}#0: holds"
 
 
 @pytest.mark.parametrize(
