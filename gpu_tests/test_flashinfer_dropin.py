@@ -8,14 +8,16 @@ wrapper for MLA (FlashInfer's own function of that name has no kernel for Hopper
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import decode, oracle
-from gpu_tests.reference.decode import KernelPreconditionError, pack_mask
+from gpu_tests.reference.decode import DEFAULTS_ONLY, KernelPreconditionError, pack_mask
 from gpu_tests.reference.paged import shuffled_page_table
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="60s")
@@ -39,11 +41,8 @@ MHA, MLA, XQA = (
 OURS: dict[str, Callable[..., Any]] = {
     MHA: decode.trtllm_batch_decode_with_kv_cache,
     MLA: decode.trtllm_batch_decode_with_kv_cache_mla,
-    XQA: decode.trtllm_batch_decode_with_kv_cache,
+    XQA: decode.xqa_batch_decode_with_kv_cache,
 }
-"""XQA's parameters are taken by the function that calls XQA in FlashInfer; a caller names `kv_layout`, whose default
-differs.
-"""
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 INSTALLED = importlib.util.find_spec("flashinfer") is not None
@@ -151,31 +150,30 @@ rounds queries and weights to e4m3 where the cache is fp8.
 # On any machine.
 
 
+def written_down(parameters: Iterable[inspect.Parameter]) -> list[list[Any]]:
+    """Parameters as the file of facts has them."""
+    return [[p.name] if p.default is inspect.Parameter.empty else [p.name, p.default] for p in parameters]
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_parameters_that_we_name_have_the_defaults_of_flashinfer(name: str) -> None:
-    ours = inspect.signature(OURS[name]).parameters
-    for parameter, *default in FUNCTIONS[name]:
-        if parameter in ours and (name, parameter) != (XQA, "kv_layout"):
-            assert default == [ours[parameter].default] or (not default and ours[parameter].default is inspect._empty)
+def test_parameters_are_those_of_flashinfer_in_its_order_and_ours_are_taken_by_name_behind_them(name: str) -> None:
+    parameters = list(inspect.signature(OURS[name]).parameters.values())
+    theirs = len(FUNCTIONS[name])
+    assert written_down(parameters[:theirs]) == FUNCTIONS[name]
+    assert {p.kind for p in parameters[:theirs]} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert {p.kind for p in parameters[theirs:]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-KEYWORDS_ONLY = pytest.mark.xfail(
-    raises=TypeError, strict=True, reason="optional arguments behind the first ones are taken by name alone"
-)
+WITHOUT_EFFECT = {"enable_pdl", "qk_nope_head_dim"}
+"""A hint about scheduling, and the width of heads that no kernel sees, in FlashInfer neither."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=KEYWORDS_ONLY) for name in (MHA, MLA)])
-def test_arguments_are_taken_in_the_order_of_flashinfer(name: str) -> None:
-    names = [parameter for parameter, *_ in FUNCTIONS[name]]
-    bound = inspect.signature(OURS[name]).bind(*names)
-    assert bound.arguments == {parameter: parameter for parameter in names}
-
-
-@pytest.mark.parametrize("name", [MHA, MLA])
-def test_the_arguments_without_a_default_are_taken_in_order(name: str) -> None:
-    needed = [parameter for parameter, *default in FUNCTIONS[name] if not default]
-    bound = inspect.signature(OURS[name]).bind(*needed)
-    assert bound.arguments == {parameter: parameter for parameter in needed}
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_is_read_or_refused(name: str) -> None:
+    body = ast.parse(inspect.getsource(OURS[name])).body[0].body  # type: ignore[attr-defined]
+    read = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    for parameter in inspect.signature(OURS[name]).parameters:
+        assert [parameter in read, parameter in DEFAULTS_ONLY, parameter in WITHOUT_EFFECT].count(True) == 1, parameter
 
 
 PARAMETERS = [
@@ -184,39 +182,26 @@ PARAMETERS = [
     for parameter, *default in parameters
     if default
 ]
-REFUSED_DEFAULT = pytest.mark.xfail(
-    raises=KernelPreconditionError, strict=True, reason="'auto' is refused although it is the default"
-)
 
 
 def arguments_of(name: str) -> dict[str, Any]:
     """A call on the CPU in the fewest arguments."""
     call = Call(16, layout="NHD" if name == XQA else "HND")
     arguments = call.mla("cpu") if name == MLA else call.mha("cpu")
-    return {p: arguments[p] for p, *default in FUNCTIONS[name] if not default} | (
-        {"kv_layout": "NHD"} if name == XQA else {}
-    )
+    return {parameter: arguments[parameter] for parameter, *default in FUNCTIONS[name] if not default}
 
 
-@pytest.mark.parametrize(
-    ("name", "parameter", "default"),
-    [
-        pytest.param(*case, marks=[REFUSED_DEFAULT] if case[1] in ("cute_dsl_impl", "kv_scale_format") else [])
-        for case in PARAMETERS
-    ],
-)
+@pytest.mark.parametrize(("name", "parameter", "default"), PARAMETERS)
 def test_the_default_of_every_parameter_is_taken_and_changes_nothing(name: str, parameter: str, default: Any) -> None:
     arguments = arguments_of(name)
     without = OURS[name](**arguments)
     assert torch.equal(OURS[name](**(arguments | {parameter: default})), without)
 
 
-@pytest.mark.parametrize(("name", "parameter", "default"), PARAMETERS)
+@pytest.mark.parametrize(("name", "parameter", "default"), [case for case in PARAMETERS if case[1] in DEFAULTS_ONLY])
 def test_what_is_not_implemented_is_refused_by_name(name: str, parameter: str, default: Any) -> None:
-    if parameter in inspect.signature(OURS[name]).parameters:
-        return  # implemented: the suites of the kernels say how well
     other = {type(None): 1, bool: not default, str: "other"}.get(type(default), 2)
-    with pytest.raises(KernelPreconditionError, match=f"{parameter}: got .* it is not implemented"):
+    with pytest.raises(KernelPreconditionError, match=f"{parameter}: got {other}, must be {default}: it is not impl"):
         OURS[name](**(arguments_of(name) | {parameter: other}))
 
 
@@ -235,21 +220,128 @@ CALLS = [
 ]  # fmt: skip
 
 
+def live_keys(arguments: dict[str, Any], request: int) -> tuple[Tensor, Tensor]:
+    """K and V [S, Hkv, D] of a request, from the pages of a call."""
+    k, v = arguments["kv_cache"].unbind(1)
+    if arguments["kv_layout"] == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    position = torch.arange(int(arguments["seq_lens"][request]))
+    page = arguments["block_tables"][request].cpu()[position // k.shape[1]]
+    return k[page, position % k.shape[1]], v[page, position % k.shape[1]]
+
+
 @pytest.mark.parametrize("call", CALLS, ids=str)
-def test_the_calls_that_are_compared_mean_what_the_oracle_says(call: Call) -> None:
+@pytest.mark.parametrize("name", [MHA, XQA])
+def test_the_calls_that_are_compared_mean_what_the_oracle_says(name: str, call: Call) -> None:
     arguments = call.mha("cpu")
-    out = OURS[MHA](**arguments)
-    k, v = (side if call.layout == "NHD" else side.transpose(1, 2) for side in arguments["kv_cache"].unbind(1))
+    out = OURS[name](**arguments)
+    if name == XQA and call.q_len > 1:
+        assert out.shape == (len(call.lengths), call.q_len, HEADS, HEAD_DIM)
+        out = out.flatten(0, 1)
     k_scale, v_scale = (K_SCALE, V_SCALE) if call.fp8 else (1.0, 1.0)
-    for row, length in enumerate(call.lengths):
-        positions = torch.arange(length)
-        page, offset = arguments["block_tables"][row][positions // call.page_size], positions % call.page_size
-        rows = slice(row * call.q_len, (row + 1) * call.q_len)
+    for request in range(len(call.lengths)):
+        k, v = live_keys(arguments, request)
+        rows = slice(request * call.q_len, (request + 1) * call.q_len)
         truth = oracle.attention(
-            arguments["query"][rows], k[page, offset].double() * k_scale, v[page, offset].double() * v_scale,
+            arguments["query"][rows], k.double() * k_scale, v.double() * v_scale,
             scale=HEAD_DIM**-0.5, window_left=call.window_left, sinks=arguments["sinks"],
         ).out  # fmt: skip
         assert largest_difference(out[rows], truth) < BF16
+
+
+# XQA's own interface.
+
+
+def ragged(longest: int, device: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """A call with drafts of several lengths, none among them, and the mask [T, S] of each request: trees."""
+    call = Call(32, longest, layout="NHD")
+    counts = [longest, 0, 1, longest // 2 + 1]
+    offsets = [sum(counts[:request]) for request in range(len(counts) + 1)]
+    trees = [[(token - 2 if token % 2 else token - 1) for token in range(count)] for count in counts]
+    trees = [[max(parent, -1) for parent in tree] for tree in trees]
+    drafts = torch.zeros(sum(counts), longest, dtype=torch.bool)
+    for (start, stop), tree in zip(pairwise(offsets), trees, strict=True):
+        drafts[start:stop, : len(tree)] = oracle.tree_mask(tree, len(tree))
+    arguments = call.mha(device)
+    arguments |= {
+        "query": arguments["query"][: sum(counts)],
+        "mask": pack_mask(drafts[None])[0].to(device),
+        "q_cu_seq_lens": torch.tensor(offsets, dtype=torch.int32, device=device),
+    }
+    return arguments, [oracle.tree_mask(tree, length) for tree, length in zip(trees, call.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("longest", [2, 4, 40])
+def test_ragged_drafts_bring_the_rows_of_their_masks(longest: int) -> None:
+    arguments, masks = ragged(longest, "cpu")
+    out = OURS[XQA](**arguments)
+    assert out.shape == arguments["query"].shape
+    offsets = arguments["q_cu_seq_lens"].tolist()
+    for request, (start, stop) in enumerate(pairwise(offsets)):
+        if start < stop:
+            k, v = live_keys(arguments, request)
+            truth = oracle.attention(
+                arguments["query"][start:stop], k, v, scale=HEAD_DIM**-0.5, mask=masks[request]
+            ).out  # fmt: skip
+            assert largest_difference(out[start:stop], truth) < BF16
+
+
+def test_the_masks_of_ragged_drafts_are_read_when_the_kernel_runs_and_matter() -> None:
+    arguments, _ = ragged(4, "cpu")
+    tree = OURS[XQA](**arguments)
+    arguments["mask"].view(torch.int16).fill_(-1)
+    chain = OURS[XQA](**arguments)
+    assert not torch.equal(tree, chain)
+    assert torch.equal(chain, OURS[XQA](**(arguments | {"mask": None})))
+
+
+@pytest.mark.parametrize("q_len", [1, 4])
+@pytest.mark.parametrize("shape", ["of XQA", "of tokens"])
+def test_the_given_output_is_written_in_either_shape_and_comes_back(q_len: int, shape: str) -> None:
+    arguments = Call(16, q_len).mha("cpu")
+    expected = OURS[XQA](**arguments)
+    given = torch.empty_like(expected if shape == "of XQA" else arguments["query"])
+    assert OURS[XQA](**arguments, out=given) is given
+    assert torch.equal(given.view_as(expected), expected)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_lengths_and_offsets_may_be_unsigned_as_flashinfer_documents_them(name: str) -> None:
+    if name == XQA:
+        arguments, _ = ragged(4, "cpu")
+    else:
+        arguments = Call(16, 1).mla("cpu") if name == MLA else Call(16, 1).mha("cpu")
+        offsets = torch.arange(len(arguments["seq_lens"]) + 1, dtype=torch.int32)
+        arguments |= {"cum_seq_lens_q": offsets, "max_q_len": 1, "query": arguments["query"].flatten(0, -3)}
+        arguments |= {} if name == MLA else {"q_len_per_req": None, "mask": None}
+    counts = ["seq_lens", "q_cu_seq_lens" if name == XQA else "cum_seq_lens_q"]
+    unsigned = {argument: arguments[argument].to(torch.uint32) for argument in counts}
+    assert torch.equal(OURS[name](**(arguments | unsigned)), OURS[name](**arguments))
+
+
+def test_a_mask_of_one_token_is_not_read() -> None:
+    arguments = Call(16, 1).mha("cpu")
+    nothing = torch.zeros(len(arguments["seq_lens"]), 8, 2, dtype=torch.uint16)
+    assert torch.equal(OURS[XQA](**(arguments | {"mask": nothing})), OURS[XQA](**arguments))
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ({"q_len_per_req": 1}, ["q_len_per_req: got 1, must be 2 or more: the longest query of q_cu_seq_lens"]),
+        ({"q_len_per_req": None}, ["q_len_per_req: got None, must be 2 or more"]),
+        ({"q_cu_seq_lens": None}, ["query: got 8 rows, must be 4 requests x 4 query tokens"]),
+        ({"mask": torch.zeros(4, 4, 2, dtype=torch.uint16)}, ["mask: got shape [4, 4, 2], must be [8, 2]"]),
+        (
+            {"out": torch.zeros(HEADS, 8, HEAD_DIM).bfloat16().transpose(0, 1), "window_left": -2, "o_scale": 0.5},
+            ["out: got strides", "window_left: got -2", "o_scale: got 0.5, must be 1.0"],
+        ),
+    ],
+)
+def test_what_does_not_fit_xqa_is_named(options: dict[str, Any], messages: list[str]) -> None:
+    with pytest.raises(KernelPreconditionError) as caught:
+        OURS[XQA](**(ragged(4, "cpu")[0] | options))
+    assert [message for message in messages if message not in str(caught.value)] == []
 
 
 # Beside FlashInfer.
@@ -262,14 +354,13 @@ def test_the_facts_are_those_of_the_installed_package(name: str) -> None:
     assert version.startswith(FACTS["version"]), f"the facts are of {FACTS['version']}: write them anew for {version}"
     package = importlib.import_module("flashinfer.mla" if name == MLA else "flashinfer.decode")
     parameters = inspect.signature(getattr(package, name)).parameters.values()
-    theirs = [[p.name] if p.default is inspect._empty else [p.name, p.default] for p in parameters]
-    assert theirs == FUNCTIONS[name]
+    assert written_down(parameters) == FUNCTIONS[name]
 
 
 def engine(name: str, arguments: dict[str, Any]) -> Tensor:
     """The line of an engine's backend: the function is looked up where the engine finds it."""
     result: Tensor = getattr(importlib.import_module("flashinfer.decode"), name)(**arguments)
-    return result.view(-1, HEADS, HEAD_DIM)
+    return result
 
 
 @needs_both
@@ -283,8 +374,24 @@ def test_an_engine_that_calls_us_in_place_of_xqa_gets_the_same_attention(
     for name, expected in theirs.items():
         monkeypatch.setattr(f"flashinfer.decode.{name}", functools.partial(OURS[name], backend=kernel))
         ours = engine(name, call.mha("cuda"))
+        assert ours.shape == expected.shape
         assert not torch.equal(ours, expected), "the bits of another kernel were expected: was it swapped?"
         assert largest_difference(ours, expected) < (FP8 if call.fp8 else BF16)
+
+
+@needs_both
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["auto", "triton"])
+def test_ragged_drafts_get_the_same_attention_as_from_xqa(kernel: str) -> None:
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    arguments, _ = ragged(4, "cuda")
+    unsigned = {argument: arguments[argument].to(torch.uint32) for argument in ("seq_lens", "q_cu_seq_lens")}
+    expected = xqa_batch_decode_with_kv_cache(**(arguments | unsigned))
+    ours = OURS[XQA](**(ragged(4, "cuda")[0] | unsigned), backend=kernel)
+    assert ours.shape == expected.shape
+    assert not torch.equal(ours, expected), "the bits of another kernel were expected: was it swapped?"
+    assert largest_difference(ours, expected) < BF16
 
 
 def fa3(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
