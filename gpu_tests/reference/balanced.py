@@ -11,8 +11,10 @@ from torch import Tensor
 from gpu_tests.reference.combine import row_factor, wait_for_predecessor
 from gpu_tests.reference.pieces import SWITCH, blocks_of, rows_of_request, width_of
 
-PARTS, COLUMNS = 8, 128
-"""Parts and columns that a program of the combine takes at once: 32 elements a thread of one warp."""
+PARTS, COLUMNS, ELEMENTS = 4, 512, 32
+"""Parts and columns that a program of the combine takes at once, and elements of a thread. Most requests have no
+more than four parts; narrower programs are more of them, and each of them searches the runs of its request.
+"""
 
 RUNTIME_INTEGERS = ["batch", "runs", "max_q_len", "max_seq_len"]
 
@@ -102,5 +104,5 @@ def combine_runs(
         out.stride(0), out.stride(1), lse.stride(0), batch, runs, max_q_len, max_seq_len,
         HEADS=heads, DV=head_dim_v, RAGGED=cum_seq_lens_q is not None, SINKS=sinks is not None,
         SCALE_TENSOR=scale_tensor is not None, STRICT=strict, KEYS=keys, BATCH=triton.next_power_of_2(batch),
-        PARTS=PARTS, COLUMNS=columns, num_warps=1, **options,
+        PARTS=PARTS, COLUMNS=columns, num_warps=max(1, PARTS * columns // (32 * ELEMENTS)), **options,
     )  # fmt: skip

@@ -4,15 +4,19 @@ One CTA takes 64 packed query rows (query tokens x heads of a group) on one KV h
 a request or a run over the whole batch, in blocks of 64 keys. Reading keys and values once is the limit, so the
 tile is as wide as Hopper's matrix instruction even if most of its rows are padding, and the work is kept small:
 
-    load    (1 warp):   wait free  -> TMA of the keys, then of the values of a block [64, D] -> full
-    attend  (4 warps):  wait keys  -> Q K^T, mask, softmax in registers -> wait values -> P V -> free
+    load    (1 warp):   wait free   -> TMA of the keys, then of the values of a block [64, D] -> loaded
+    convert (4 warps):  wait loaded -> an fp8 tile into a float16 one -> full      (fp8 caches alone)
+    attend  (4 warps):  wait keys   -> Q K^T, mask, softmax in registers -> wait values -> P V -> free
 
 * Two CTAs share an SM: one multiplies while the other one does its softmax.
 * A page is one or more boxes of the tensor map, whatever the layout of the cache (HND, NHD): strides tell.
-* The matrix instruction takes keys and values from shared memory in the dtype of the query. Those of an fp8 cache
-  are converted on the way from one tile into another, the values while Q K^T runs.
+* The matrix instruction takes keys and values from shared memory in 16 bits. Those of an fp8 cache become float16,
+  which is one instruction for two of them; bfloat16 takes four or more, and the conversion would take longer
+  than the load. The query becomes float16, too, each row divided by the power of two that brings it below 2, so
+  that none is out of range; what a row loses is below 2^-25 of its largest element.
 * Values of slots that no row may see (past the length, left of the window) are zeroed in shared memory, since
   0 * NaN is NaN.
+* The maximum is lazy: it is renewed only when a weight would exceed 2^15, so that most blocks rescale by 1.
 * A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
 
 Frozen in a graph: pointers, shapes, strides, floats, and the two tensor maps of the cache.
@@ -48,20 +52,22 @@ from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
-TILES = 6
-TILES_FP8 = 8
-"""Tiles of keys or values that a CTA has in flight: three blocks, or four of half the bytes."""
+TILES, TILES_FP8 = 3, (4, 3)
+"""Tiles of keys or values that a CTA holds; of an fp8 cache, those on the way and those that are converted."""
 
-LAZY = gl.constexpr(8.0)
-"""By how many powers of two a score may exceed the running maximum before that is renewed."""
+LAZY, ROOM = gl.constexpr(15.0), gl.constexpr(7.0)
+"""By how many powers of two a weight may exceed 1 before the maximum is renewed, and by how many the largest one does
+then: 2^15 is in the range of float16, and weights down to 2^-21 of the largest keep all of its bits.
+"""
 
 SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-QUERY_LAYOUT = gl.constexpr(gl.DotOperandLayout(0, SCORE_LAYOUT.value, 2))
+ROW_LAYOUT = gl.constexpr(gl.SliceLayout(1, SCORE_LAYOUT.value))
 OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+OPERAND_TILES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 
-LOAD_REGISTERS = gl.constexpr(24)
-REGISTERS = 128
-"""A thread, on average over the two roles: what two CTAs of eight warps on an SM can have."""
+LOAD_REGISTERS, CONVERT_REGISTERS = gl.constexpr(24), gl.constexpr(40)
+REGISTERS, REGISTERS_FP8 = 128, 80
+"""A thread, on average over the roles: what two CTAs of 8 or 12 warps on an SM can have."""
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
@@ -113,25 +119,49 @@ def _load_tile(
 
 
 @gluon.jit
-def _converted(raw, tile, done, first, end):
-    """Writes the values of an fp8 tile into one of the query's dtype; rows before `first` and from `end` on are 0.
-    `done` is told when `raw` has been read.
-    """
-    columns: gl.constexpr = raw.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    key = gl.arange(0, raw.shape[0], layout=gl.SliceLayout(1, layout))
-    live = (key >= first) & (key < end)
-    for column in gl.static_range(0, columns, 64):
-        # By way of float32: the instruction from float16 to bfloat16 has an eighth of the rate of the others.
-        values = raw.slice(column, 64, dim=1).load(layout).to(gl.float16).to(gl.float32).to(tile.dtype)
-        tile.slice(column, 64, dim=1).store(gl.where(live[:, None], values, 0.0))
-    mbarrier.arrive(done)
-    fence_async_shared()
+def _convert_role(
+    raw, raw_full, raw_free, tiles, full, free,
+    count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+    D: gl.constexpr, RAW_TILES: gl.constexpr, TILES: gl.constexpr,
+    RAGGED: gl.constexpr, BALANCED: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Fills one float16 tile after the other from the fp8 tiles that the load role fills."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    done = 0
+    for turn in range(count):
+        piece = piece_of(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left, RAGGED, BALANCED, WINDOW, KEYS,
+        )  # fmt: skip
+        begin, end, start = piece[4], piece[5], piece[6]
+        stop = done + 2 * gl.maximum(end - begin, 0)
+        for ring in range(done, stop):
+            source, target = ring % RAW_TILES, ring % TILES
+            # The predicate is always true. Triton 3.6 takes a value that only bounds a loop for dead, and would give
+            # every piece the bounds of the first one.
+            mbarrier.wait(raw_full.index(source), ring // RAW_TILES & 1, pred=ring < stop)
+            values = raw.index(source).reshape([KEYS, D]).load(layout).to(tiles.dtype)
+            mbarrier.arrive(raw_free.index(source))
+            mbarrier.wait(free.index(target), (ring // TILES & 1) ^ 1)
+            tiles.index(target).reshape([KEYS, D]).store(values)
+            fence_async_shared()
+            mbarrier.arrive(full.index(target))
+        done = stop
+
+
+@gluon.jit
+def _in_float16(q):
+    """The query [rows, D] in float16, and the power of two that each row was divided by."""
+    largest = gl.max(gl.abs(q.to(gl.float32)), 1)
+    power = (largest.to(gl.int32, bitcast=True) & 0x7F800000).to(gl.float32, bitcast=True)
+    power = gl.where(power > 0.0, power, 1.0)
+    return (q.to(gl.float32) / power[:, None]).to(gl.float16), power
 
 
 @gluon.jit
 def _attend_role(
-    tiles, operands, full, free, query, out, lse_out, part_out, part_lse, block_tables, mask, sinks,
+    tiles, q_tile, full, free, query, out, lse_out, part_out, part_lse, block_tables, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
     table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
     count, first, start, run_begin, run_end, split, num_splits,
@@ -142,10 +172,11 @@ def _attend_role(
     BALANCED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Scores, softmax and the weighted sum of values of each block; at the end of a piece its results."""
-    value_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    # With three roles a thread starts with fewer registers than ptxas asks for the wider instruction (C7602).
+    value_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64 if FP8 else D, 16])
     weight_layout: gl.constexpr = gl.DotOperandLayout(0, value_layout, 2)
     load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
-    row = row_of_tile + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORE_LAYOUT))
+    row = row_of_tile + gl.arange(0, ROWS, layout=ROW_LAYOUT)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
@@ -162,10 +193,13 @@ def _attend_role(
         )  # fmt: skip
         q_tokens = first_row + q_row // GROUP
         q_rows = query + q_tokens * q_token + (kv_head * GROUP + q_row % GROUP) * q_head
-        operands.index(0).store(gl.load(
-            q_rows[:, None] + q_column[None, :], mask=(q_row < q_len * GROUP)[:, None], other=0.0
-        ))  # fmt: skip
-        q = operands.index(0).load(QUERY_LAYOUT)
+        q = gl.load(q_rows[:, None] + q_column[None, :], mask=(q_row < q_len * GROUP)[:, None], other=0.0)
+        row_scale = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT) * scale
+        if FP8:
+            q, power = _in_float16(q)
+            row_scale *= gl.convert_layout(power, ROW_LAYOUT)
+        q_tile.store(q)
+        fence_async_shared()
 
         poisoned = length > max_seq_len
         if DIRECT and STRICT:
@@ -174,8 +208,8 @@ def _attend_role(
         position = length - q_len + token
         pages = block_tables + request.to(gl.int64) * table_row
         next_ids = page_ids(pages, begin, end, length, PAGE, KEYS)
-        top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
-        total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
+        top = gl.full([ROWS], float("-inf"), gl.float32, ROW_LAYOUT)
+        total = gl.zeros([ROWS], gl.float32, ROW_LAYOUT)
         acc = gl.zeros([ROWS, D], gl.float32, value_layout)
         for block in range(begin, end):
             ids = next_ids
@@ -183,27 +217,15 @@ def _attend_role(
             for part in gl.static_range(len(ids)):
                 poisoned |= (ids[part] < 0) | (ids[part] >= num_pages)
             first_seen = length - q_len - window_left if WINDOW else 0
-            k_turn = 2 * (before + block - begin)
-            k_free = free.index(k_turn % TILES)
-            v_turn = k_turn + 1
-            v_free = free.index(v_turn % TILES)
-            keys = tiles.index(k_turn % TILES).reshape([KEYS, D])
-            values = tiles.index(v_turn % TILES).reshape([KEYS, D])
-            mbarrier.wait(full.index(k_turn % TILES), k_turn // TILES & 1)
-            if FP8:
-                _converted(keys, operands.index(0), k_free, 0, KEYS)
-                keys = operands.index(0)
+            ring = 2 * (before + block - begin)
+            keys = tiles.index(ring % TILES).reshape([KEYS, D])
+            mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
             scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
-            scores = warpgroup_mma(q, keys.permute([1, 0]), scores, use_acc=False, is_async=True)
-            if FP8:  # while the scores are made
-                mbarrier.wait(full.index(v_turn % TILES), v_turn // TILES & 1)
-                _converted(values, operands.index(1), v_free, first_seen - block * KEYS, length - block * KEYS)
-                values = operands.index(1)
+            scores = warpgroup_mma(q_tile, keys.permute([1, 0]), scores, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, deps=(scores,))
-            if not FP8:
-                mbarrier.arrive(k_free)
+            mbarrier.arrive(free.index(ring % TILES))
 
-            scores *= scale
+            scores *= row_scale[:, None]
             edge = (block + 1) * KEYS > length - q_len + 1
             if WINDOW:
                 edge |= block * KEYS < first_seen + q_len - 1
@@ -218,24 +240,24 @@ def _attend_role(
                     )
                 scores = gl.where(visible, scores, float("-inf"))
             peak = gl.max(scores, 1)
-            new_top = gl.where(peak > top + LAZY, peak, top)
+            new_top = gl.where(peak > top + LAZY, peak - ROOM, top)
             finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
             shrink = gl.exp2(top - finite_top)
             weights = gl.exp2(scores - finite_top[:, None])
             total = total * shrink + gl.sum(weights, 1)
             top = new_top
             acc *= gl.convert_layout(shrink, gl.SliceLayout(1, value_layout))[:, None]
-            weights = gl.convert_layout(weights.to(query.dtype.element_ty), weight_layout)
+            weights = gl.convert_layout(weights.to(q_tile.dtype), weight_layout)
 
-            if not FP8:
-                mbarrier.wait(full.index(v_turn % TILES), v_turn // TILES & 1)
-                if ((block + 1) * KEYS > length) | (block * KEYS < first_seen):
-                    clear_keys_outside(values, first_seen - block * KEYS, length - block * KEYS)
-                    fence_async_shared()
+            ring += 1
+            values = tiles.index(ring % TILES).reshape([KEYS, D])
+            mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
+            if ((block + 1) * KEYS > length) | (block * KEYS < first_seen):
+                clear_keys_outside(values, first_seen - block * KEYS, length - block * KEYS)
+                fence_async_shared()
             acc = warpgroup_mma(weights, values, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            if not FP8:
-                mbarrier.arrive(v_free)
+            mbarrier.arrive(free.index(ring % TILES))
         before += gl.maximum(end - begin, 0)
 
         if turn + 1 == count:
@@ -269,8 +291,9 @@ def _gqa_decode(
     k_map, v_map, query, out, lse_out, part_out, part_lse, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
     table_row, mask_request, mask_row, batch, num_splits, max_q_len, max_seq_len, num_pages, window_left,
-    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr, TILES: gl.constexpr,
-    FP8: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
+    LOAD_TILES: gl.constexpr, TILES: gl.constexpr, FP8: gl.constexpr,
+    RAGGED: gl.constexpr, WINDOW: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
     DIRECT: gl.constexpr, BALANCED: gl.constexpr, BATCH: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
@@ -284,34 +307,67 @@ def _gqa_decode(
     split = gl.program_id(1)
     wait_for_predecessor(OVERLAP)
     if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
         first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
     tiles = gl.allocate_shared_memory(k_map.dtype, [TILES, 1, 1, KEYS, D], k_map.layout)
-    # The query on its way into registers; then, for an fp8 cache, the converted keys and values.
-    operands = gl.allocate_shared_memory(query.dtype.element_ty, [2 if FP8 else 1, ROWS, D], OPERAND)
-    full = barriers(TILES)
-    free = barriers(TILES)
-    gl.warp_specialize(
-        [
-            (_attend_role, (tiles, operands, full, free, query, out, lse_out, part_out, part_lse,
-                            block_tables, mask, sinks, score_scale, score_scale_tensor,
-                            out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
-                            table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
-                            count, first, start, run_begin, run_end, split, num_splits,
-                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
-                            GROUP, KV_HEADS, PAGE, D, TILES, FP8, RAGGED, WINDOW, MASK, SINKS, SCALE_TENSOR,
-                            OUT_SCALE_TENSOR, STRICT, DIRECT, BALANCED, OVERLAP)),
-            (_load_role, (k_map, v_map, tiles, full, free, block_tables, table_row, kv_head,
-                          count, first, start, run_begin, run_end, split, num_splits,
-                          seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
-                          PAGE, TILES, RAGGED, BALANCED, WINDOW)),
-        ],
-        [1],
-        [LOAD_REGISTERS],
-    )  # fmt: skip
+    operand: gl.constexpr = gl.float16 if FP8 else query.dtype.element_ty
+    # Not in registers, where there is room for it: ptxas 12.8 gives them to others in the loop when D is 64.
+    q_tile = gl.allocate_shared_memory(operand, [ROWS, D], OPERAND)
+    loaded = gl.allocate_shared_memory(k_map.dtype, [LOAD_TILES, 1, 1, KEYS, D], k_map.layout)
+    loaded_full = barriers(LOAD_TILES)
+    loaded_free = barriers(LOAD_TILES)
+    if FP8:
+        tiles = gl.allocate_shared_memory(operand, [TILES, 1, 1, KEYS, D], OPERAND_TILES)
+        full = barriers(TILES)
+        free = barriers(TILES)
+    else:
+        tiles, full, free = loaded, loaded_full, loaded_free
+    # The roles of a partition have to stand in the call: a tuple with a None in it cannot be a variable.
+    if FP8:
+        gl.warp_specialize(
+            [
+                (_attend_role, (tiles, q_tile, full, free, query, out, lse_out, part_out, part_lse,
+                                block_tables, mask, sinks, score_scale, score_scale_tensor,
+                                out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
+                                table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
+                                count, first, start, run_begin, run_end, split, num_splits,
+                                seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                                GROUP, KV_HEADS, PAGE, D, TILES, FP8, RAGGED, WINDOW, MASK, SINKS,
+                                SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT, BALANCED, OVERLAP)),
+                (_convert_role, (loaded, loaded_full, loaded_free, tiles, full, free,
+                                 count, first, start, run_begin, run_end, split, num_splits,
+                                 seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                                 D, LOAD_TILES, TILES, RAGGED, BALANCED, WINDOW)),
+                (_load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
+                              count, first, start, run_begin, run_end, split, num_splits,
+                              seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                              PAGE, LOAD_TILES, RAGGED, BALANCED, WINDOW)),
+            ],
+            [4, 1],
+            [CONVERT_REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_attend_role, (tiles, q_tile, full, free, query, out, lse_out, part_out, part_lse,
+                                block_tables, mask, sinks, score_scale, score_scale_tensor,
+                                out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
+                                table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
+                                count, first, start, run_begin, run_end, split, num_splits,
+                                seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                                GROUP, KV_HEADS, PAGE, D, TILES, FP8, RAGGED, WINDOW, MASK, SINKS,
+                                SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT, BALANCED, OVERLAP)),
+                (_load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
+                              count, first, start, run_begin, run_end, split, num_splits,
+                              seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                              PAGE, LOAD_TILES, RAGGED, BALANCED, WINDOW)),
+            ],
+            [1],
+            [LOAD_REGISTERS],
+        )  # fmt: skip
 
 
 def tensor_map(side: Tensor) -> TensorDescriptor:
@@ -355,6 +411,7 @@ def paged_decode(
     work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
     parts = work.partial_results(workspace)
     tiles = triton.cdiv(group * max_q_len, ROWS.value)
+    load_tiles, tiles_held = TILES_FP8 if fp8 else (TILES, TILES)
     _gqa_decode[(tiles * kv_heads, *work.grid)](
         tensor_map(k), tensor_map(v), query, out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
@@ -362,13 +419,14 @@ def paged_decode(
         query.stride(0), query.stride(1), out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
         0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
         batch, work.num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
-        GROUP=group, KV_HEADS=kv_heads, PAGE=k.shape[1], D=k.shape[3], FP8=fp8, TILES=TILES_FP8 if fp8 else TILES,
+        GROUP=group, KV_HEADS=kv_heads, PAGE=k.shape[1], D=k.shape[3],
+        LOAD_TILES=load_tiles, TILES=tiles_held, FP8=fp8,
         RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
         SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
         DIRECT=work.direct, BALANCED=balanced,
         BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        num_warps=4, maxnreg=REGISTERS, **work.options(query.device),
+        num_warps=4, maxnreg=REGISTERS_FP8 if fp8 else REGISTERS, **work.options(query.device),
     )  # fmt: skip
     work.combine(
         out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict

@@ -351,7 +351,7 @@ def _mla_decode(
     split = gl.program_id(1)
     wait_for_predecessor(OVERLAP)
     if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
         first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
