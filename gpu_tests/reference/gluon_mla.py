@@ -61,8 +61,9 @@ ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
 LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
 HALF = gl.constexpr(MLA_COLUMNS[0] // 2)
-TILES, STAGES = gl.constexpr(5), gl.constexpr(3)
-"""Latent halves and rope tiles that a CTA holds."""
+BF16_TILES, BF16_STAGES = gl.constexpr(5), gl.constexpr(3)
+QUANTIZED_TILES, QUANTIZED_STAGES = gl.constexpr(4), gl.constexpr(2)
+"""Latent halves and rope tiles that a CTA holds over a cache in bf16 and in fp8."""
 
 LAZY = gl.constexpr(8.0)
 """By how many powers of two a score may exceed the running maximum before that is renewed."""
@@ -74,7 +75,15 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
+FP8_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
+"""Words of four e4m3 columns in registers: 16 bytes a thread and load. A thread has two keys of a block; eight
+neighbouring threads write their bf16 to all banks of shared memory (two rows of a tile whose 16-byte groups are
+swizzled, every other group of each)."""
+WORD_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 32, rank=2))
+"""The bytes of `TILE` as words of two bf16."""
+
 SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
+QUANTIZED_SCORE_REGISTERS, QUANTIZED_LOAD_REGISTERS = gl.constexpr(104), gl.constexpr(104)
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
@@ -116,7 +125,7 @@ def _first_part(request, split, num_splits, rows, BALANCED: gl.constexpr):
 
 @gluon.jit
 def _load_role(
-    q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+    q_half_map, q_rope_map, half_map, rope_map, q_latent, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free,
     block_tables, table_row, row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
@@ -126,6 +135,7 @@ def _load_role(
 
     The ring of halves turns once for the left half of Q and twice for every block.
     """
+    STAGES: gl.constexpr = rope.shape[0]
     for turn in range(count):
         request, first_row, _, _, begin, end, before, start = _piece(
             turn, first, start, run_begin, run_end, split, num_splits,
@@ -136,7 +146,7 @@ def _load_role(
         _load_half(q_half_map, tiles, full, free, ring, 0, query_row, 0)
         mbarrier.wait(q_free, (turn & 1) ^ 1)
         mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
-        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_latent.index(0))
         tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
         pages = block_tables + request.to(gl.int64) * table_row
         # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
@@ -146,7 +156,7 @@ def _load_role(
             next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
             slot = block * KEYS % PAGE
             step = before + block - begin
-            ring = 2 * step + turn + 1
+            ring = _ring_of(step, turn, False)
             _load_half(half_map, tiles, full, free, ring, page, slot, 0)
             stage = step % STAGES
             mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
@@ -156,8 +166,136 @@ def _load_role(
 
 
 @gluon.jit
+def _ring_of(step, turn, QUANTIZED: gl.constexpr):
+    """The turn of the ring of halves at which the left half of a block comes; the right one follows."""
+    if QUANTIZED:
+        ring = 2 * step
+    else:
+        ring = 2 * step + turn + 1
+    return ring
+
+
+@gluon.jit
+def _bf16_of_e4m3(words):
+    """Words of four e4m3 [R, W] as words of two bf16 [R, 2 W]: exact, and NaN stays NaN."""
+    low, high = gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 p<2>, h<4>;
+            .reg .b32 x<2>;
+            .reg .f32 f<4>;
+            mov.b32 {p0, p1}, $2;
+            cvt.rn.f16x2.e4m3x2 x0, p0;
+            cvt.rn.f16x2.e4m3x2 x1, p1;
+            mov.b32 {h0, h1}, x0;
+            mov.b32 {h2, h3}, x1;
+            cvt.f32.f16 f0, h0;
+            cvt.f32.f16 f1, h1;
+            cvt.f32.f16 f2, h2;
+            cvt.f32.f16 f3, h3;
+            cvt.rn.bf16x2.f32 $0, f1, f0;
+            cvt.rn.bf16x2.f32 $1, f3, f2;
+        }
+        """,
+        "=r,=r,r",
+        [words],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+    return gl.join(low, high).reshape([words.shape[0], 2 * words.shape[1]])
+
+
+@gluon.jit
+def _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE: gl.constexpr):
+    """Where the rows of keys lie, and which may be read: those below `limit` on a page of the pool."""
+    live = (key < limit) & (page >= 0) & (page < num_pages)
+    return k + page.to(gl.int64) * k_page + key % PAGE * k_slot, live
+
+
+@gluon.jit
+def _fp8_columns(rows, live, begin: gl.constexpr):
+    """64 columns of the rows as words of four; 0 in rows that are not live."""
+    word = begin // 4 + gl.arange(0, 16, layout=gl.SliceLayout(0, FP8_LAYOUT))
+    return gl.load(rows[:, None] + word[None, :], mask=live[:, None], other=0)
+
+
+@gluon.jit
+def _fp8_half(rows, live, begin: gl.constexpr):
+    a = _fp8_columns(rows, live, begin)
+    b = _fp8_columns(rows, live, begin + 64)
+    c = _fp8_columns(rows, live, begin + 128)
+    d = _fp8_columns(rows, live, begin + 192)
+    return a, b, c, d
+
+
+@gluon.jit
+def _store_converted(words, tile, full, free, phase):
+    """Fills a tile with the bf16 of `words` when it is free."""
+    columns: gl.constexpr = 32 * len(words)
+    mbarrier.wait(free, phase ^ 1)
+    tile = tile.reshape([KEYS, 2 * columns])._reinterpret(gl.int32, [KEYS, columns], WORD_TILE)
+    for part in gl.static_range(len(words)):
+        tile.slice(32 * part, 32, dim=1).store(_bf16_of_e4m3(words[part]))
+    fence_async_shared()
+    mbarrier.arrive(full)
+
+
+@gluon.jit
+def _load_and_convert_role(
+    q_half_map, q_rope_map, k, k_page, k_slot, q_latent, q_rope, tiles, rope,
+    q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
+    row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
+):  # fmt: skip
+    """As `_load_role`, over a cache in fp8: the keys go through registers, where they become bf16.
+
+    A block is in flight to the registers while the one before it is converted, and each third of it is asked for
+    as soon as its registers are free.
+    """
+    STAGES: gl.constexpr = rope.shape[0]
+    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, FP8_LAYOUT))
+    for turn in range(count):
+        request, first_row, _, length, begin, end, before, start = _piece(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+        )  # fmt: skip
+        pages = block_tables + request.to(gl.int64) * table_row
+        limit = gl.minimum(length, end * KEYS)
+        key = begin * KEYS + key_of_block
+        page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+        query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_latent.index(0))
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_latent.index(1))
+        tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+        rows, live = _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
+        left = _fp8_half(rows, live, 0)
+        narrow = (_fp8_columns(rows, live, LATENT),)
+        right = _fp8_half(rows, live, HALF)
+        key += KEYS
+        page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+        for block in range(begin, end):
+            step = before + block - begin
+            stage, phase = step % STAGES, step // STAGES & 1
+            tile = 2 * stage
+            _store_converted(left, tiles.index(tile), full.index(tile), free.index(tile), phase)
+            rows, live = _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
+            key += KEYS
+            page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+            left = _fp8_half(rows, live, 0)
+            _store_converted(narrow, rope.index(stage), rope_full.index(stage), rope_free.index(stage), phase)
+            narrow = (_fp8_columns(rows, live, LATENT),)
+            _store_converted(right, tiles.index(tile + 1), full.index(tile + 1), free.index(tile + 1), phase)
+            right = _fp8_half(rows, live, HALF)
+
+
+@gluon.jit
 def _load_half(half_map, tiles, full, free, ring, page, row, column):
     """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
+    TILES: gl.constexpr = tiles.shape[0]
     tile = ring % TILES
     mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
     mbarrier.expect(full.index(tile), KEYS * HALF * 2)
@@ -176,21 +314,25 @@ def _clear_dead_keys(latent, live_keys):
 
 @gluon.jit
 def _score_role(
-    q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
+    q_latent, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
     weights_ready, factors_ready, factors_free, block_tables, table_row, mask, mask_request, mask_row, sinks,
     lse_out, lse_token, part_lse, score_scale, score_scale_tensor, out_scale, out_scale_tensor, num_pages,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr, DIRECT: gl.constexpr,
-    BALANCED: gl.constexpr,
+    BALANCED: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """Scores and softmax of each block; at the end of a piece the factor of the values and the LSE of a row."""
+    TILES: gl.constexpr = tiles.shape[0]
+    STAGES: gl.constexpr = rope.shape[0]
+    PAGES: gl.constexpr = (KEYS + PAGE - 1) // PAGE  # of a block
     rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
-    q_right = q_right.reshape([ROWS, HALF])
+    key_of_page = PAGE * gl.arange(0, PAGES, layout=gl.BlockedLayout([PAGES], [32], [4], [0]))
+    q_right = q_latent.index(q_latent.shape[0] - 1).reshape([ROWS, HALF])
     scale = score_scale
     if SCALE_TENSOR:
         scale *= gl.load(score_scale_tensor)
@@ -207,18 +349,21 @@ def _score_role(
         pages = block_tables + request.to(gl.int64) * table_row
         top = gl.full([ROWS], float("-inf"), gl.float32, rows)
         total = gl.zeros([ROWS], gl.float32, rows)
-        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
-        ring = 2 * before + turn
-        mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
-        q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
-        mbarrier.arrive(free.index(ring % TILES))
+        outside = gl.zeros_like(key_of_page)
+        if QUANTIZED:
+            q_left = q_latent.index(0).reshape([ROWS, HALF])
+        else:
+            ring = 2 * before + turn
+            mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
+            q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
+            mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
-            page = next_page
-            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
+            first_key = block * KEYS + key_of_page
+            page = gl.load(pages + first_key // PAGE, mask=first_key < length, other=0)
             step = before + block - begin
             stage = step % STAGES
-            ring = 2 * step + turn + 1
+            ring = _ring_of(step, turn, QUANTIZED)
             left = tiles.index(ring % TILES).reshape([KEYS, HALF])
             right = tiles.index((ring + 1) % TILES).reshape([KEYS, HALF])
             rope_keys = rope.index(stage).reshape([KEYS, ROPE])
@@ -229,7 +374,7 @@ def _score_role(
             scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
             mbarrier.wait(full.index((ring + 1) % TILES), (ring + 1) // TILES & 1)
             scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
-            poisoned |= (page < 0) | (page >= num_pages)
+            outside |= ((page < 0) | (page >= num_pages)).to(gl.int32)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(scores_ready.index(step % 2))
             scores *= scale
@@ -252,12 +397,13 @@ def _score_role(
             top = new_top
             rope_keys.store(weights.to(gl.bfloat16))
             shrinks.index(stage).store(shrink)
-            if (block + 1) * KEYS > length:
+            if not QUANTIZED and (block + 1) * KEYS > length:
                 _clear_dead_keys(left, length - block * KEYS)
                 _clear_dead_keys(right, length - block * KEYS)
             fence_async_shared()
             mbarrier.arrive(weights_ready.index(stage))
         mbarrier.arrive(q_free)
+        poisoned |= gl.max(outside, 0) > 0
         head = row % HEADS
         if DIRECT:
             factor, lse = row_factor(
@@ -281,8 +427,11 @@ def _value_role(
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr, GATE: gl.constexpr,
+    QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of each block; at the end of a piece its product with the factor of the row."""
+    TILES: gl.constexpr = tiles.shape[0]
+    STAGES: gl.constexpr = rope.shape[0]
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
@@ -296,7 +445,7 @@ def _value_role(
         for block in range(begin, end):
             step = before + block - begin
             stage = step % STAGES
-            ring = 2 * step + turn + 1
+            ring = _ring_of(step, turn, QUANTIZED)
             mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
             shrink = shrinks.index(stage).load(rows)[:, None]
             acc_left *= shrink
@@ -333,14 +482,14 @@ def _value_role(
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _mla_decode(
-    q_half_map, q_rope_map, half_map, rope_map, out, lse_out, part_out, part_lse,
+    q_half_map, q_rope_map, half_map, rope_map, k, k_page, k_slot, out, lse_out, part_out, part_lse,
     block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
     table_row, mask_request, mask_row, batch, num_splits, max_q_len, max_seq_len, num_pages,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
     DIRECT: gl.constexpr, BALANCED: gl.constexpr, BATCH: gl.constexpr, OVERLAP: gl.constexpr,
-    GATE: gl.constexpr,
+    GATE: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2), or `BALANCED` one of
     `num_splits` equal runs over all requests (axis 1).
@@ -357,7 +506,15 @@ def _mla_decode(
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
-    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, HALF], PAGE_TILE)
+    if QUANTIZED:
+        HALVES: gl.constexpr = 2
+        TILES: gl.constexpr = QUANTIZED_TILES
+        STAGES: gl.constexpr = QUANTIZED_STAGES
+    else:
+        HALVES: gl.constexpr = 1
+        TILES: gl.constexpr = BF16_TILES
+        STAGES: gl.constexpr = BF16_STAGES
+    q_latent = gl.allocate_shared_memory(gl.bfloat16, [HALVES, 1, ROWS, HALF], PAGE_TILE)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
     tiles = gl.allocate_shared_memory(gl.bfloat16, [TILES, 1, KEYS, HALF], PAGE_TILE)
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
@@ -380,8 +537,8 @@ def _mla_decode(
                            factors_free, free, rope_free, out, out_token, out_head, part_out,
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-                           HEADS, RAGGED, DIRECT, BALANCED, GATE)),
-            (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
+                           HEADS, RAGGED, DIRECT, BALANCED, GATE, QUANTIZED)),
+            (_score_role, (q_latent, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
                            rope_full, scores_ready, weights_ready, factors_ready, factors_free,
                            block_tables, table_row, mask, mask_request, mask_row, sinks,
                            lse_out, lse_token, part_lse, score_scale, score_scale_tensor,
@@ -389,15 +546,22 @@ def _mla_decode(
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                            HEADS, PAGE, RAGGED, MASK, SINKS, SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT,
-                           BALANCED)),
-            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+                           BALANCED, QUANTIZED)),
+            (_load_and_convert_role,
+             (q_half_map, q_rope_map, k, k_page, k_slot, q_latent, q_rope, tiles, rope,
+              q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
+              row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+              seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+              HEADS, PAGE, RAGGED, BALANCED)) if QUANTIZED else
+            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_latent, q_rope, tiles, rope,
                           q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
                           row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                           seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                           HEADS, PAGE, RAGGED, BALANCED)),
         ],
-        [4, 1],
-        [SCORE_REGISTERS, LOAD_REGISTERS],
+        [4, 4 if QUANTIZED else 1],
+        [QUANTIZED_SCORE_REGISTERS if QUANTIZED else SCORE_REGISTERS,
+         QUANTIZED_LOAD_REGISTERS if QUANTIZED else LOAD_REGISTERS],
     )  # fmt: skip
 
 
@@ -416,13 +580,18 @@ def _barriers(count: gl.constexpr):
     return barriers
 
 
-def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
-    """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576]."""
+def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor | None, ...]:
+    """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576] if it is in bf16."""
     rows, pages = query.flatten(0, 1), k.squeeze(2)
     one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
-    return (
+    q_maps = (
         TensorDescriptor(one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
+    )
+    if k.dtype != torch.bfloat16:
+        return *q_maps, None, None
+    return (
+        *q_maps,
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, ROPE.value], PAGE_TILE.value),
     )
@@ -458,8 +627,10 @@ def paged_decode(
     work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
     parts = work.partial_results(workspace)
     tiles = triton.cdiv(heads * max_q_len, ROWS.value)
+    quantized = k.dtype == torch.float8_e4m3fn
+    words = k.squeeze(2).view(torch.int32) if quantized else None
     _mla_decode[(tiles, *work.grid)](
-        *tensor_maps(query, k), out, lse, *parts,
+        *tensor_maps(query, k), words, *(words.stride()[:2] if words is not None else (0, 0)), out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
@@ -470,7 +641,7 @@ def paged_decode(
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
         DIRECT=work.direct, BALANCED=balanced,
         BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        GATE=tiles > 1, num_warps=8, **work.options(query.device),
+        GATE=tiles > 1, QUANTIZED=quantized, num_warps=8, **work.options(query.device),
     )  # fmt: skip
     work.combine(
         out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict

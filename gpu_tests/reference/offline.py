@@ -67,6 +67,7 @@ def launch(
     splits: int = 1,
     options: bool = False,
     balanced: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """One launch of `kernel` (a module with `paged_decode`); `kv_heads` 0 is MLA. `options` turns all on:
     ragged queries, draft mask, sinks, tensor scales, strict, and a window in GQA unless `balanced`.
@@ -75,7 +76,7 @@ def launch(
     division.splits_for = lambda *_: splits
     columns, columns_v = (576, 512) if latent else (128, 128)
     query = torch.zeros(batch * q_len, heads, columns, dtype=torch.bfloat16)
-    k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=torch.bfloat16)
+    k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=kv_dtype)
     tables = torch.zeros(batch, -(-max_seq_len // page_size), dtype=torch.int32)
     out, lse = query.new_zeros(*query.shape[:2], columns_v), torch.zeros(query.shape[:2])
     num_parts = count_parts(batch, q_len * heads, splits, balanced)
@@ -97,6 +98,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     for family, kernel, shape in (
         ("MLA 16 heads in Gluon", gluon_mla, {"heads": 16}),
         ("MLA 128 heads in Gluon", gluon_mla, {"heads": 128, "page_size": 128}),
+        ("MLA 16 heads, fp8 KV in Gluon", gluon_mla, {"heads": 16, "page_size": 16, "kv_dtype": torch.float8_e4m3fn}),
+        ("MLA 128 heads, fp8 KV in Gluon", gluon_mla, {"heads": 128, "kv_dtype": torch.float8_e4m3fn}),
         ("MLA 16 heads in Triton", triton_decode, {"heads": 16, "page_size": 32}),
         ("GQA 64 to 8 heads in Triton", triton_decode, {"heads": 64, "kv_heads": 8}),
     )
