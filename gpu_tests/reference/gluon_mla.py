@@ -54,6 +54,7 @@ from gpu_tests.reference.combine import (
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
+from gpu_tests.reference.gluon_fp8 import PANELS, ROPE_PANEL, WINDOW, WORDS, load_panel, rows_of_keys, store_panel
 from gpu_tests.reference.select import MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
@@ -75,16 +76,9 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-FP8_LAYOUT = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
-"""Words of four e4m3 columns in registers: 16 bytes a thread and load. A thread has two keys of a block; eight
-neighbouring threads write their bf16 to all banks of shared memory (two rows of a tile whose 16-byte groups are
-swizzled, every other group of each)."""
-WORD_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 32, rank=2))
-"""The bytes of `TILE` as words of two bf16."""
-
 SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
-QUANTIZED_SCORE_REGISTERS, QUANTIZED_LOAD_REGISTERS = gl.constexpr(104), gl.constexpr(104)
-RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
+QUANTIZED_SCORE_REGISTERS, QUANTIZED_LOAD_REGISTERS = gl.constexpr(96), gl.constexpr(96)
+RUNTIME_INTEGERS = ["k_page", "k_slot", "batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
@@ -176,72 +170,6 @@ def _ring_of(step, turn, QUANTIZED: gl.constexpr):
 
 
 @gluon.jit
-def _bf16_of_e4m3(words):
-    """Words of four e4m3 [R, W] as words of two bf16 [R, 2 W]: exact, and NaN stays NaN."""
-    low, high = gl.inline_asm_elementwise(
-        """
-        {
-            .reg .b16 p<2>, h<4>;
-            .reg .b32 x<2>;
-            .reg .f32 f<4>;
-            mov.b32 {p0, p1}, $2;
-            cvt.rn.f16x2.e4m3x2 x0, p0;
-            cvt.rn.f16x2.e4m3x2 x1, p1;
-            mov.b32 {h0, h1}, x0;
-            mov.b32 {h2, h3}, x1;
-            cvt.f32.f16 f0, h0;
-            cvt.f32.f16 f1, h1;
-            cvt.f32.f16 f2, h2;
-            cvt.f32.f16 f3, h3;
-            cvt.rn.bf16x2.f32 $0, f1, f0;
-            cvt.rn.bf16x2.f32 $1, f3, f2;
-        }
-        """,
-        "=r,=r,r",
-        [words],
-        dtype=(gl.int32, gl.int32),
-        is_pure=True,
-        pack=1,
-    )
-    return gl.join(low, high).reshape([words.shape[0], 2 * words.shape[1]])
-
-
-@gluon.jit
-def _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE: gl.constexpr):
-    """Where the rows of keys lie, and which may be read: those below `limit` on a page of the pool."""
-    live = (key < limit) & (page >= 0) & (page < num_pages)
-    return k + page.to(gl.int64) * k_page + key % PAGE * k_slot, live
-
-
-@gluon.jit
-def _fp8_columns(rows, live, begin: gl.constexpr):
-    """64 columns of the rows as words of four; 0 in rows that are not live."""
-    word = begin // 4 + gl.arange(0, 16, layout=gl.SliceLayout(0, FP8_LAYOUT))
-    return gl.load(rows[:, None] + word[None, :], mask=live[:, None], other=0)
-
-
-@gluon.jit
-def _fp8_half(rows, live, begin: gl.constexpr):
-    a = _fp8_columns(rows, live, begin)
-    b = _fp8_columns(rows, live, begin + 64)
-    c = _fp8_columns(rows, live, begin + 128)
-    d = _fp8_columns(rows, live, begin + 192)
-    return a, b, c, d
-
-
-@gluon.jit
-def _store_converted(words, tile, full, free, phase):
-    """Fills a tile with the bf16 of `words` when it is free."""
-    columns: gl.constexpr = 32 * len(words)
-    mbarrier.wait(free, phase ^ 1)
-    tile = tile.reshape([KEYS, 2 * columns])._reinterpret(gl.int32, [KEYS, columns], WORD_TILE)
-    for part in gl.static_range(len(words)):
-        tile.slice(32 * part, 32, dim=1).store(_bf16_of_e4m3(words[part]))
-    fence_async_shared()
-    mbarrier.arrive(full)
-
-
-@gluon.jit
 def _load_and_convert_role(
     q_half_map, q_rope_map, k, k_page, k_slot, q_latent, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
@@ -249,13 +177,9 @@ def _load_and_convert_role(
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """As `_load_role`, over a cache in fp8: the keys go through registers, where they become bf16.
-
-    A block is in flight to the registers while the one before it is converted, and each third of it is asked for
-    as soon as its registers are free.
-    """
+    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). Keys that are not live become 0."""
     STAGES: gl.constexpr = rope.shape[0]
-    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, FP8_LAYOUT))
+    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WORDS))
     for turn in range(count):
         request, first_row, _, length, begin, end, before, start = _piece(
             turn, first, start, run_begin, run_end, split, num_splits,
@@ -271,25 +195,43 @@ def _load_and_convert_role(
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_latent.index(0))
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_latent.index(1))
         tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
-        rows, live = _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
-        left = _fp8_half(rows, live, 0)
-        narrow = (_fp8_columns(rows, live, LATENT),)
-        right = _fp8_half(rows, live, HALF)
+        rows, live = rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
+        in_flight = ()
+        for panel in gl.static_range(WINDOW):
+            in_flight = in_flight + (load_panel(rows, live, panel),)
         key += KEYS
         page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
         for block in range(begin, end):
             step = before + block - begin
             stage, phase = step % STAGES, step // STAGES & 1
-            tile = 2 * stage
-            _store_converted(left, tiles.index(tile), full.index(tile), free.index(tile), phase)
-            rows, live = _fp8_rows(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
-            key += KEYS
-            page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
-            left = _fp8_half(rows, live, 0)
-            _store_converted(narrow, rope.index(stage), rope_full.index(stage), rope_free.index(stage), phase)
-            narrow = (_fp8_columns(rows, live, LATENT),)
-            _store_converted(right, tiles.index(tile + 1), full.index(tile + 1), free.index(tile + 1), phase)
-            right = _fp8_half(rows, live, HALF)
+            left, right = 2 * stage, 2 * stage + 1  # as `_ring_of` says
+            for panel in gl.static_range(PANELS):
+                if panel == PANELS - WINDOW:  # what is asked for from here on belongs to the next block
+                    rows, live = rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
+                    key += KEYS
+                    page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+                if panel < ROPE_PANEL:
+                    if panel == 0:
+                        mbarrier.wait(free.index(left), phase ^ 1)
+                    store_panel(in_flight[0], tiles.index(left), panel)
+                elif panel == ROPE_PANEL:
+                    _hand_over(full.index(left))
+                    mbarrier.wait(rope_free.index(stage), phase ^ 1)
+                    store_panel(in_flight[0], rope.index(stage), 0)
+                else:
+                    if panel == ROPE_PANEL + 1:
+                        _hand_over(rope_full.index(stage))
+                        mbarrier.wait(free.index(right), phase ^ 1)
+                    store_panel(in_flight[0], tiles.index(right), panel - ROPE_PANEL - 1)
+                in_flight = in_flight[1:] + (load_panel(rows, live, (panel + WINDOW) % PANELS),)
+            _hand_over(full.index(right))
+
+
+@gluon.jit
+def _hand_over(full):
+    """A tile that ordinary stores have filled goes to the matrix instructions."""
+    fence_async_shared()
+    mbarrier.arrive(full)
 
 
 @gluon.jit
@@ -331,7 +273,7 @@ def _score_role(
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
-    key_of_page = PAGE * gl.arange(0, PAGES, layout=gl.BlockedLayout([PAGES], [32], [4], [0]))
+    page_of_block = gl.arange(0, PAGES, layout=gl.BlockedLayout([max(1, PAGES // 32)], [32], [4], [0]))
     q_right = q_latent.index(q_latent.shape[0] - 1).reshape([ROWS, HALF])
     scale = score_scale
     if SCALE_TENSOR:
@@ -349,7 +291,7 @@ def _score_role(
         pages = block_tables + request.to(gl.int64) * table_row
         top = gl.full([ROWS], float("-inf"), gl.float32, rows)
         total = gl.zeros([ROWS], gl.float32, rows)
-        outside = gl.zeros_like(key_of_page)
+        outside = gl.zeros_like(page_of_block)
         if QUANTIZED:
             q_left = q_latent.index(0).reshape([ROWS, HALF])
         else:
@@ -359,8 +301,8 @@ def _score_role(
             mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
-            first_key = block * KEYS + key_of_page
-            page = gl.load(pages + first_key // PAGE, mask=first_key < length, other=0)
+            is_read = block * KEYS + page_of_block * PAGE < length
+            page = gl.load(pages + block * KEYS // PAGE + page_of_block, mask=is_read, other=0)
             step = before + block - begin
             stage = step % STAGES
             ring = _ring_of(step, turn, QUANTIZED)
@@ -629,8 +571,9 @@ def paged_decode(
     tiles = triton.cdiv(heads * max_q_len, ROWS.value)
     quantized = k.dtype == torch.float8_e4m3fn
     words = k.squeeze(2).view(torch.int32) if quantized else None
+    strides = [stride // 16 for stride in k.stride()[:2]] if quantized else [0, 0]
     _mla_decode[(tiles, *work.grid)](
-        *tensor_maps(query, k), words, *(words.stride()[:2] if words is not None else (0, 0)), out, lse, *parts,
+        *tensor_maps(query, k), words, *strides, out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),

@@ -98,8 +98,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     for family, kernel, shape in (
         ("MLA 16 heads in Gluon", gluon_mla, {"heads": 16}),
         ("MLA 128 heads in Gluon", gluon_mla, {"heads": 128, "page_size": 128}),
-        ("MLA 16 heads, fp8 KV in Gluon", gluon_mla, {"heads": 16, "page_size": 16, "kv_dtype": torch.float8_e4m3fn}),
-        ("MLA 128 heads, fp8 KV in Gluon", gluon_mla, {"heads": 128, "kv_dtype": torch.float8_e4m3fn}),
+        ("MLA 16 heads in Gluon over fp8", gluon_mla, {"heads": 16, "page_size": 16, "kv_dtype": torch.float8_e4m3fn}),
+        ("MLA 128 heads in Gluon over fp8", gluon_mla, {"heads": 128, "kv_dtype": torch.float8_e4m3fn}),
         ("MLA 16 heads in Triton", triton_decode, {"heads": 16, "page_size": 32}),
         ("GQA 64 to 8 heads in Triton", triton_decode, {"heads": 64, "kv_heads": 8}),
     )
