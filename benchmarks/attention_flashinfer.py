@@ -1,27 +1,25 @@
 """FlashInfer's kernels for the attention benchmark: optional, compared when the package is importable.
 
-Each runs as its users run it under CUDA graphs: wrappers are planned once on the host, `run` is captured.
+Each runs as its users run it under CUDA graphs: wrappers are planned once on the host, `run` is captured. Every
+kernel has the options of the case: fp8 KV, window, sinks, tokens a request. XQA reads fp8 KV with an fp8 copy of
+the query, which its error shows.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from benchmarks.attention_cases import Case
+from benchmarks.attention_workload import Launch, Workload
 from gpu_tests.reference.decode import pack_mask
-
-if TYPE_CHECKING:
-    from benchmarks.attention import Case, Workload
-
-Launch = Callable[[int], Tensor]
 
 AVAILABLE = importlib.util.find_spec("flashinfer") is not None
 WORKSPACE = 256 << 20
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
 def not_measured() -> list[str]:
@@ -34,42 +32,10 @@ def kernels(case: Case) -> dict[str, Callable[[Workload], Launch]]:
         return {}
     if case.family == "MLA":
         return {"FlashInfer fa2": lambda w: _mla(w, "fa2"), "FlashInfer fa3": lambda w: _mla(w, "fa3")}
-    found: dict[str, Callable[[Workload], Launch]] = {}
-    if case.q_len == 1:
-        found["FlashInfer fa2"] = _tensor_core_decode
-    if torch.cuda.get_device_capability()[0] == 9 and case.layout == "HND":
+    found = {"FlashInfer fa2": _sink if case.sinks else _tensor_core_decode}
+    if case.layout == "HND":
         found["FlashInfer XQA"] = _xqa
     return found
-
-
-def build(cases: list[Case]) -> None:
-    """Compile every kernel that the cases need, side by side: one build takes 10 to 35 seconds."""
-    from benchmarks.attention import Case, Workload
-
-    tiny = {}
-    for case in cases:
-        for name, prepare in kernels(case).items():
-            small = Case(case.heads, case.kv_heads, 2, 64, case.page_size, case.q_len, layout=case.layout)
-            # XQA has a binary per page size and query length, the others one for all.
-            key = (name, case.family, *((case.page_size, case.q_len) if name.endswith("XQA") else ()))
-            tiny.setdefault(key, (prepare, small))
-
-    def first_launch(job: tuple[Callable[[Workload], Launch], Case]) -> None:
-        prepare, small = job
-        prepare(Workload(small, l2_bytes=0))(0)
-
-    with ThreadPoolExecutor(6) as pool:  # a build that fails is reported when its kernel is measured
-        wait([pool.submit(first_launch, job) for job in tiny.values()])
-    torch.cuda.synchronize()
-
-
-def _pages(workload: Workload) -> tuple[Tensor, Tensor]:
-    """The page table as offsets and concatenated ids, on the GPU."""
-    page_size = workload.case.page_size
-    counts = torch.tensor([-(-length // page_size) for length in workload.lengths])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int().cuda()
-    ids = torch.cat([row[:count] for row, count in zip(workload.block_tables, counts.tolist(), strict=True)])
-    return offsets, ids
 
 
 def _mla(workload: Workload, backend: str) -> Launch:
@@ -77,9 +43,9 @@ def _mla(workload: Workload, backend: str) -> Launch:
 
     case = workload.case
     offsets, ids = _pages(workload)
-    rows = torch.arange(case.batch + 1, dtype=torch.int32, device="cuda") * case.q_len
+    rows = _query_offsets(workload)
     wrapper = BatchMLAPagedAttentionWrapper(
-        torch.zeros(WORKSPACE, dtype=torch.uint8, device="cuda"),
+        _float_workspace(),
         use_cuda_graph=True,
         qo_indptr=rows.clone(),
         kv_indptr=offsets.clone(),
@@ -89,13 +55,15 @@ def _mla(workload: Workload, backend: str) -> Launch:
     )
     wrapper.plan(
         rows, offsets, ids, workload.seq_lens, case.heads, 512, 64, case.page_size, case.q_len > 1,
-        case.softmax_scale, torch.bfloat16, torch.bfloat16,
+        case.softmax_scale, torch.bfloat16, KV_DTYPES[case.kv_dtype],
     )  # fmt: skip
     nope, rope = workload.query[..., :512].contiguous(), workload.query[..., 512:].contiguous()
+    scale = workload.kv_scale
+    scales = {"ckv_scale": scale, "kpe_scale": scale} if case.kv_dtype == "fp8" else {}
 
     def launch(index: int) -> Tensor:
         cache = workload.kv_sets[index]
-        return wrapper.run(nope, rope, cache[..., :512], cache[..., 512:], out=workload.out)
+        return wrapper.run(nope, rope, cache[..., :512], cache[..., 512:], out=workload.out, **scales)
 
     return launch
 
@@ -105,9 +73,9 @@ def _tensor_core_decode(workload: Workload) -> Launch:
 
     case = workload.case
     offsets, ids = _pages(workload)
-    last = (workload.seq_lens - 1) % case.page_size + 1
+    last = _last_pages(workload)
     wrapper = BatchDecodeWithPagedKVCacheWrapper(
-        torch.zeros(WORKSPACE, dtype=torch.uint8, device="cuda"),
+        _float_workspace(),
         case.layout,
         use_cuda_graph=True,
         use_tensor_cores=True,
@@ -118,16 +86,49 @@ def _tensor_core_decode(workload: Workload) -> Launch:
     )
     wrapper.plan(
         offsets, ids, last, case.heads, case.kv_heads, case.head_dim, case.page_size,
-        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16, sm_scale=case.softmax_scale,
+        q_data_type=torch.bfloat16, kv_data_type=KV_DTYPES[case.kv_dtype], sm_scale=case.softmax_scale,
+        window_left=case.window, q_len_per_req=case.q_len,
     )  # fmt: skip
-    return lambda index: wrapper.run(workload.query, workload.kv_sets[index], out=workload.out)
+    scales = {"k_scale": workload.kv_scale, "v_scale": workload.kv_scale} if case.kv_dtype == "fp8" else {}
+    return lambda index: wrapper.run(workload.query, workload.kv_sets[index], out=workload.out, **scales)
+
+
+def _sink(workload: Workload) -> Launch:
+    """The wrapper for decode and prefill with sinks: of bf16 KV alone."""
+    from flashinfer.attention import BatchAttentionWithAttentionSinkWrapper
+
+    case = workload.case
+    offsets, ids = _pages(workload)
+    rows, last = _query_offsets(workload), _last_pages(workload)
+    wrapper = BatchAttentionWithAttentionSinkWrapper(
+        _float_workspace(),
+        case.layout,
+        use_cuda_graph=True,
+        qo_indptr_buf=rows.clone(),
+        paged_kv_indptr_buf=offsets.clone(),
+        paged_kv_indices_buf=ids.clone(),
+        paged_kv_last_page_len_buf=last.clone(),
+        backend="fa2",
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+        head_dim_qk=case.head_dim,
+        head_dim_vo=case.head_dim,
+        window_left=case.window,
+    )
+    wrapper.plan(
+        rows, offsets, ids, last, case.heads, case.kv_heads, case.head_dim, case.page_size,
+        causal=True, window_left=case.window, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+    )  # fmt: skip
+    return lambda index: wrapper.run(
+        workload.query, workload.kv_sets[index], workload.sinks, case.softmax_scale, out=workload.out
+    )
 
 
 def _xqa(workload: Workload) -> Launch:
     from flashinfer.decode import xqa_batch_decode_with_kv_cache
 
     case = workload.case
-    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device="cuda")
+    workspace = _float_workspace()
     out, mask = workload.out, None
     if case.q_len > 1:
         out = out.unflatten(0, (case.batch, case.q_len))
@@ -140,10 +141,35 @@ def _xqa(workload: Workload) -> Launch:
         workload.block_tables,
         workload.seq_lens,
         case.length,
-        bmm1_scale=case.softmax_scale,
-        bmm2_scale=1.0,
+        bmm1_scale=case.softmax_scale * workload.kv_scale,
+        bmm2_scale=workload.kv_scale,
+        window_left=case.window,
         out=out,
+        sinks=workload.sinks,
         kv_layout=case.layout,
         q_len_per_req=case.q_len,
         mask=mask,
     )
+
+
+def _float_workspace() -> Tensor:
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device="cuda")
+
+
+def _query_offsets(workload: Workload) -> Tensor:
+    case = workload.case
+    return torch.arange(case.batch + 1, dtype=torch.int32, device="cuda") * case.q_len
+
+
+def _last_pages(workload: Workload) -> Tensor:
+    """Tokens in the last page of each request."""
+    return (workload.seq_lens - 1) % workload.case.page_size + 1
+
+
+def _pages(workload: Workload) -> tuple[Tensor, Tensor]:
+    """The page table as offsets and concatenated ids, on the GPU."""
+    page_size = workload.case.page_size
+    counts = torch.tensor([-(-length // page_size) for length in workload.lengths])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int().cuda()
+    ids = torch.cat([row[:count] for row, count in zip(workload.block_tables, counts.tolist(), strict=True)])
+    return offsets, ids

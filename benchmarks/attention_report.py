@@ -1,14 +1,20 @@
 """docs/gpu-results.md and its plots from the JSON files of `benchmarks.attention`: a function of the files
 alone.
+
+Files whose `benchmark` is `attention-ablations` are written by hand, from kernels changed for the purpose: `date`
+and `machine` as in the other files, `text` that says what was done, and `records` of `case`, `variant` (which
+change), `what` (what it shows) and `us`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import attention_roofline
+from benchmarks.attention_cases import AIMS, Aim, Case
 
 HEAD = """\
 # Decode attention on GPUs
@@ -31,6 +37,7 @@ COLUMNS = (
     "keys",
     "page",
     "q",
+    "options",
     "kernel",
     "time, us",
     "spread",
@@ -41,6 +48,8 @@ COLUMNS = (
     "error",
 )
 
+Record = dict[str, Any]
+
 
 def files(results: Path) -> dict[str, str]:
     """What stands in `docs/`, name -> text: the page, and a plot a run. Files of other benchmarks in `results`
@@ -48,9 +57,19 @@ def files(results: Path) -> dict[str, str]:
     """
     loaded = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
     runs = {stem: run for stem, run in loaded.items() if run.get("benchmark") == "attention-decode"}
+    ablations = [run for run in loaded.values() if run.get("benchmark") == "attention-ablations"]
     plots = {stem: f"gpu-results-{stem}.svg" for stem in runs}
-    page = "\n".join([HEAD, *(_run(run, plots[stem]) for stem, run in runs.items())])
+    parts = [*(_run(run, plots[stem]) for stem, run in runs.items()), *map(_ablations, ablations)]
+    page = "\n".join([HEAD, *parts])
     return {"gpu-results.md": page, **{plots[stem]: attention_roofline.plot(run) for stem, run in runs.items()}}
+
+
+def line(record: Record) -> str:
+    """One record for the console."""
+    if "refused" in record:
+        return f"{Case.of(record)}: {record['kernel']} is not for it: {record['refused']}"
+    cells = zip(COLUMNS, _cells(record, None), strict=True)
+    return "  ".join(f"{name} {cell}" for name, cell in cells if cell)
 
 
 def _run(run: dict[str, Any], plot: str) -> str:
@@ -66,28 +85,67 @@ def _run(run: dict[str, Any], plot: str) -> str:
         f"bf16 matmul {limits['matmul_tflop_per_s']:.0f} TFLOP/s.",
         "",
         *(f"Not measured: {reason}.\n" for reason in run["not_measured"]),
+        *_aims(run["records"]),
         f"![Roofline]({plot})",
         "",
     ]
-    for family, title in (("MLA", "MLA (latent 512 + rope 64), bf16"), ("GQA", "GQA (head dim 128), bf16")):
-        records = [record for record in run["records"] if record["case"]["family"] == family]
+    for family, title in (("MLA", "MLA (latent 512 + rope 64)"), ("GQA", "GQA (head dim 128)")):
+        records = [record for record in run["records"] if Case.of(record).family == family and "refused" not in record]
         if records:
-            lines += [f"### {title}", "", _row(COLUMNS), _row(["---"] * len(COLUMNS))]
-            lines += [_row(_cells(record)) for record in records]
-            lines.append("")
+            rows = [_cells(record, _fastest(_of_case(run["records"], Case.of(record)))) for record in records]
+            lines += [f"### {title}, bf16", "", *_table(COLUMNS, rows), ""]
     return "\n".join(lines)
 
 
-def line(record: dict[str, Any]) -> str:
-    """One record for the console."""
-    return "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, _cells(record), strict=True))
+def _aims(records: list[Record]) -> list[str]:
+    """The table of the aims whose cases were measured."""
+    rows = [_aim(aim, _of_case(records, aim.case)) for aim in AIMS if _of_case(records, aim.case)]
+    if not rows:
+        return []
+    columns = ("shape", "our fastest kernel", "time, us", "of floor", "rival", "its time, us", "ratio", "aim", "")
+    return ["### Aims", "", *_table(columns, rows), ""]
 
 
-def _cells(record: dict[str, Any]) -> list[str]:
-    case = record["case"]
-    heads = str(case["heads"]) if case["family"] == "MLA" else f"{case['heads']}/{case['kv_heads']} {case['layout']}"
-    keys = f"1 to {case['length']}" if case["varied"] else str(case["length"])
-    cells = [heads, str(case["batch"]), keys, str(case["page_size"]), str(case["q_len"]), record["kernel"]]
+def _aim(aim: Aim, records: list[Record]) -> list[str]:
+    """A row of the table of aims, from the records of its case."""
+    ours, rival = _fastest(records, "Nightcap"), _fastest(records, aim.rival)
+    target = f"ratio {aim.ratio:.3f}" if aim.ratio else f"{100 * (aim.of_floor or 0):.0f} % of floor"
+    found = [str(aim.case)]
+    found += [ours["kernel"], f"{ours['us']:.1f}", f"{100 * ours['fraction_of_floor']:.0f} %"] if ours else [""] * 3
+    found += [rival["kernel"], f"{rival['us']:.1f}"] if rival else ["", ""]
+    found += [f"{ours['us'] / rival['us']:.3f}" if ours and rival else "", target]
+    if not ours or (aim.ratio and not rival):
+        return [*found, "not measured"]
+    met = ours["us"] <= aim.ratio * rival["us"] if aim.ratio and rival else ours["fraction_of_floor"] >= aim.of_floor
+    return [*found, "met" if met else "**missed**"]
+
+
+def _of_case(records: list[Record], case: Case) -> list[Record]:
+    return [record for record in records if Case.of(record) == case]
+
+
+def _fastest(records: list[Record], kernel: str = "FlashInfer") -> Record | None:
+    """The fastest timed record whose kernel's name begins so."""
+    timed = [record for record in records if "us" in record and record["kernel"].startswith(kernel)]
+    return min(timed, key=lambda record: float(record["us"]), default=None)
+
+
+def _ablations(run: dict[str, Any]) -> str:
+    columns = ("shape", "variant", "time, us", "what it shows")
+    rows = [
+        [str(Case.of(record)), record["variant"], f"{record['us']:.1f}", record["what"]] for record in run["records"]
+    ]
+    title = f"## What the time is made of: {run['machine']['card']}, {run['date']}"
+    return "\n".join([title, "", run["text"], "", *_table(columns, rows), ""])
+
+
+def _cells(record: Record, flashinfer: Record | None) -> list[str]:
+    """The columns of a record, beside FlashInfer's fastest of the case."""
+    case = Case.of(record)
+    heads = str(case.heads) if case.family == "MLA" else f"{case.heads}/{case.kv_heads} {case.layout}"
+    keys = f"1 to {case.length}" if case.varied else str(case.length)
+    cells = [heads, str(case.batch), keys, str(case.page_size), str(case.q_len), ", ".join(case.options)]
+    cells.append(record["kernel"])
     if "failed" in record:
         return [*cells, "failed", "", "", "", "", "", record["failed"].split("\n")[0][:60]]
     if "us" not in record:
@@ -100,10 +158,15 @@ def _cells(record: dict[str, Any]) -> list[str]:
         f"{record['gb_per_s']:.0f}",
         f"{record['tflop_per_s']:.0f}",
         f"{100 * record['fraction_of_floor']:.0f} %",
-        "" if record["flashinfer_us"] is None else f"{record['us'] / record['flashinfer_us']:.2f}",
+        f"{record['us'] / flashinfer['us']:.2f}" if flashinfer else "",
         f"{record['error']:.1e}",
     ]
 
 
-def _row(cells: object) -> str:
-    return "| " + " | ".join(cells) + " |"  # type: ignore[arg-type]
+def _table(columns: Iterable[str], rows: Iterable[list[str]]) -> list[str]:
+    columns = list(columns)
+    return [_row(columns), _row(["---"] * len(columns)), *map(_row, rows)]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

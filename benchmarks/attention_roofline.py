@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
+from benchmarks.attention_cases import Case
+
 WIDTH, HEIGHT = 900, 560
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 50, 100
 KINDS = {"Nightcap": "#0a66c2", "FlashInfer": "#d1720c", "torch": "#6b6b6b"}
@@ -72,10 +74,10 @@ def intensity(record: dict[str, Any]) -> float:
 
 def fastest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fastest timed record of every case and kind."""
-    best: dict[tuple[str, str], dict[str, Any]] = {}
+    best: dict[tuple[Case, str], dict[str, Any]] = {}
     for record in records:
         if "us" in record:
-            key = (repr(sorted(record["case"].items())), _kind(record))
+            key = (Case.of(record), _kind(record))
             best[key] = min(best.get(key, record), record, key=lambda each: each["us"])
     return list(best.values())
 
@@ -84,9 +86,10 @@ def _kind(record: dict[str, Any]) -> str:
     return str(record["kernel"]).replace(",", " ").split()[0]
 
 
-def _group(case: dict[str, Any]) -> str:
-    heads = case["heads"] if case["family"] == "MLA" else f"{case['heads']}/{case['kv_heads']}"
-    return f"{case['family']} {heads}, q {case['q_len']}"
+def _group(case: Case) -> str:
+    heads = case.heads if case.family == "MLA" else f"{case.heads}/{case.kv_heads}"
+    fp8 = ", fp8" if case.kv_dtype == "fp8" else ""
+    return f"{case.family} {heads}, q {case.q_len}{fp8}"
 
 
 def _grid(across: Axis, upwards: Axis) -> list[str]:
@@ -115,7 +118,7 @@ def _groups(points: list[dict[str, Any]], across: Axis) -> list[str]:
     """Below the axis: which cases have about this intensity, in two rows so that neighbours do not meet."""
     groups: dict[str, list[float]] = {}
     for point in points:
-        groups.setdefault(_group(point["case"]), []).append(intensity(point))
+        groups.setdefault(_group(Case.of(point)), []).append(intensity(point))
     ordered = sorted(groups.items(), key=lambda group: max(group[1]))
     return [
         _text(across.at(max(values)), HEIGHT - BOTTOM + 36 + 16 * (index % 2), name, colour="#444")
@@ -124,12 +127,8 @@ def _groups(points: list[dict[str, Any]], across: Axis) -> list[str]:
 
 
 def _point(record: dict[str, Any], across: Axis, upwards: Axis) -> str:
-    case = record["case"]
-    keys = f"1 to {case['length']}" if case["varied"] else case["length"]
-    label = (
-        f"{_group(case)}, batch {case['batch']}, {keys} keys, page {case['page_size']}: {record['kernel']}, "
-        f"{record['us']:.1f} us, {100 * record['fraction_of_floor']:.0f} % of the floor"
-    )
+    took = f"{record['us']:.1f} us, {100 * record['fraction_of_floor']:.0f} % of the floor"
+    label = f"{Case.of(record)}: {record['kernel']}, {took}"
     kind = _kind(record)
     x, y = across.at(intensity(record)) + ASIDE * list(KINDS).index(kind), upwards.at(record["tflop_per_s"])
     return (

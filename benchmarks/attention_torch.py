@@ -1,27 +1,25 @@
 """What torch offers for decode attention: no paged KV, so each kernel is given contiguous copies of the cache.
 
-Only equal lengths can be compared. GQA runs in cuDNN's fused attention; MLA, whose keys are wider than its
-values, in two matrix products with a softmax between them.
+Only equal lengths, one token a request and bf16 KV can be compared. GQA runs in cuDNN's fused attention; MLA, whose
+keys are wider than its values, in two matrix products with a softmax between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-if TYPE_CHECKING:
-    from benchmarks.attention import Case, Workload
-
-Launch = Callable[[int], Tensor]
+from benchmarks.attention_cases import Case
+from benchmarks.attention_workload import Launch, Workload
 
 
 def kernels(case: Case) -> dict[str, Callable[[Workload], Launch]]:
     """Name -> function that prepares a workload and returns its launch."""
-    if case.varied or case.q_len > 1:  # without a mask of its own torch has no bottom-right causal decode
+    # Without a mask of its own torch has no bottom-right causal decode, and it has neither fp8 KV nor sinks.
+    if case.varied or case.q_len > 1 or case.options:
         return {}
     if case.family == "MLA":
         return {"torch, matmul and softmax": _products}

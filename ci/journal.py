@@ -81,7 +81,9 @@ class TestFinished(Event):
     attempt: int
     test: str
     outcome: Outcome
-    seconds: float
+    seconds: float = Field(
+        description="Of a test that its process took along, until that ended; 0 if it never started."
+    )
     message: str = Field("", description="First lines of the failure, or the reason of the skip.")
 
 
@@ -134,6 +136,14 @@ class Journal:
     def head(self) -> ShardStarted | None:
         """The first line, if the shard came so far as to write it."""
         return next((event for event in self.events if isinstance(event, ShardStarted)), None)
+
+
+def seconds_until_death(test_started: float, process_started: float, process_seconds: float) -> float:
+    """How long a test ran that has no end of its own: from its start to the end of its process.
+
+    The starts are wall-clock times of two processes; a clock that jumps never makes it more than the process took.
+    """
+    return min(max(0.0, process_started + process_seconds - test_started), process_seconds)
 
 
 def line(event: AnyEvent) -> str:

@@ -2,13 +2,15 @@
 
 `pytest gpu_tests` runs everything on the CPU emulation, and on real CUDA graphs as well where there is a GPU.
 `-m attention_graph_mla` selects a suite by its name, with `_` for `-`.  `--backend MODULE:FACTORY` runs the
-contract against your own backend (docs/backends.md).
+contract against your own backend (docs/backends.md), `--kernel NAME --grid NAME` with one reference kernel behind it
+(docs/contract.md).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 
 TORCH_MISSING = "the attention suites need torch: pip install 'nightcap[torch]'"
 HERE = Path(__file__).parent
+CHOICE: pytest.StashKey[Any] = pytest.StashKey()
+PROPERTY = "forced kernel"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MODULE:FACTORY",
         help="run the contract against this backend instead of ours",
     )
+    group.addoption("--kernel", default="auto", help="force a reference kernel on the contract: gluon, triton or torch")
+    group.addoption("--grid", default="split", help="how that kernel divides its work: split or balanced")
     group.addoption(
         "--driver",
         choices=["cpu", "cuda", "all"],
@@ -42,15 +48,47 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         # Several workers of pytest-xdist with all threads each stand in each other's way.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if config.getoption("--backend") and importlib.util.find_spec("torch") is None:
+    backend, kernel, grid = (config.getoption(f"--{name}") for name in ("backend", "kernel", "grid"))
+    if backend is None and (kernel, grid) == ("auto", "split"):
+        return
+    if importlib.util.find_spec("torch") is None:
         raise pytest.UsageError(TORCH_MISSING)
-    if config.getoption("--backend"):
-        from gpu_tests.contract.verify import load_factory
+    from gpu_tests.contract.kernels import KernelChoice
+    from gpu_tests.contract.verify import load_factory
 
+    try:
+        config.stash[CHOICE] = KernelChoice(kernel, grid)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    if config.stash[CHOICE].forced:
+        config.pluginmanager.register(ForcedKernelRan(config.stash[CHOICE], config.getoption("collectonly")))
+    if backend is not None:
         try:
-            load_factory(config.getoption("--backend"))
+            load_factory(backend)
         except ValueError as error:
             raise pytest.UsageError(f"--backend {error}") from error
+
+
+class ForcedKernelRan:
+    """Counts the tests in which a forced kernel ran: a run in which it ran in none is no pass."""
+
+    def __init__(self, choice: Any, collect_only: bool) -> None:
+        self._choice, self._collect_only = choice, collect_only
+        self._tests = Counter[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self._tests.update(value for name, value in report.user_properties if name == PROPERTY)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        on_worker = hasattr(session.config, "workerinput")
+        if not (self._collect_only or on_worker or self._tests["ran"]):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._collect_only:
+            ran, left_out = self._tests["ran"], self._tests["not applicable"]
+            terminalreporter.write_line(f"{self._choice}: ran in {ran} tests, not applicable to {left_out}")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -103,20 +141,29 @@ def contract(driver: Any, isolated: Any, request: pytest.FixtureRequest) -> Call
     """`contract(scenario)` fails, with the report, if the backend under test breaks the contract there."""
     from gpu_tests.backends.protocol import NotSupported
     from gpu_tests.contract import verify
+    from gpu_tests.contract.kernels import BEST, NotApplicable
 
     path = request.config.getoption("--backend") or verify.DEFAULT_BACKEND
-    judged = verify.judge_on(driver, path, isolated)
+    kernel = request.config.stash.get(CHOICE, BEST)
+    judged = verify.judge_on(driver, path, isolated, kernel)
 
     def check(scenario: Any) -> None:
         violated = ""
+        outcome = "ran"
         try:
             verify.verify(scenario, judged)
+        except NotApplicable as reason:
+            outcome = "not applicable"
+            pytest.skip(f"not applicable: {reason}")
         except NotSupported as reason:
+            outcome = "not supported"
             if path == verify.DEFAULT_BACKEND:
                 raise  # ours serves every world: to leave one out would look like a pass
             pytest.skip(f"{path} does not serve this world: {reason}")
         except verify.ContractViolation as violation:
             violated = str(violation)
+        finally:
+            request.node.user_properties.append((PROPERTY, outcome))
         if violated:  # out of the handler: pytest would print the report a second time as its cause
             pytest.fail(violated, pytrace=False)
 

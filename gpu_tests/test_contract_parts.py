@@ -22,7 +22,7 @@ from gpu_tests.contract.metadata import BatchFacts, words
 from gpu_tests.contract.scenario import PERTURBATIONS, WORLDS, Scenario
 from gpu_tests.contract.truth import Truth, make_world
 from gpu_tests.contract.verify import findings, load_factory, shrink
-from gpu_tests.faults import FAULTS
+from gpu_tests.faults.registry import FAULTS
 from gpu_tests.graphs import CpuGraphDriver
 
 pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="10s")

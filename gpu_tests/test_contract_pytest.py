@@ -62,6 +62,8 @@ def test_our_own_backend_is_never_skipped() -> None:
     [
         ("--backend", "nowhere:make", "No module named 'nowhere'"),
         ("--driver", "abacus", "invalid choice: 'abacus'"),
+        ("--kernel", "glouon", "--kernel 'glouon': did you mean 'gluon'?"),
+        ("--grid", "square", "it is one of split, balanced"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(option: str, value: str, message: str) -> None:
@@ -75,3 +77,13 @@ def test_without_torch_the_suites_say_how_to_install_it(options: list[str], stat
     done = run("gpu_tests/test_mha_graph.py", *options, before="import sys; sys.modules['torch'] = None; ")
     assert done.returncode == status
     assert "the attention suites need torch: pip install 'nightcap[torch]'" in done.stdout + done.stderr
+
+
+def test_a_forced_kernel_is_counted_and_a_run_without_it_is_no_pass() -> None:
+    ran = run(f"{ONE}[cpu-mha-draft#0]", "--kernel", "torch", "--driver", "cpu")
+    assert ran.returncode == 0
+    assert "kernel torch, grid split: ran in 1 tests, not applicable to 0" in ran.stdout
+    left_out = run(f"{ONE}[cpu-mha-draft#0]", "-rs", "--kernel", "gluon", "--driver", "cpu", "-n", "1")
+    assert left_out.returncode == 1
+    assert "not applicable: kernel gluon, grid split: query: got device cpu" in left_out.stdout
+    assert "kernel gluon, grid split: ran in 0 tests, not applicable to 1" in left_out.stdout

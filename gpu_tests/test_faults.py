@@ -12,9 +12,10 @@ from gpu_tests.contract.checks import CHECKS
 from gpu_tests.contract.isolated import Isolated
 from gpu_tests.contract.scenario import PERTURBATIONS, Scenario
 from gpu_tests.contract.verify import DEFAULT_BACKEND, ContractViolation, reproduce, verdict, verify
-from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS, docs
+from gpu_tests.faults import docs
 from gpu_tests.faults.__main__ import main
 from gpu_tests.faults.matrix import Kill, isolated_kill, kill, kill_all, load, needs
+from gpu_tests.faults.registry import EQUIVALENTS, FAULTS, OPERATORS
 from gpu_tests.graphs import CpuGraphDriver
 
 pytestmark = pytest.mark.suite("attention-faults", gpus=0, est="40s")

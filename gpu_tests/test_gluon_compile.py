@@ -27,7 +27,7 @@ pytestmark = [
 SHARED_BYTES = 227 * 1024
 """What one CTA of a Hopper GPU can have."""
 
-MOST_SPILLS = {"Gluon": 0, "Gluon, runs": 16, "Triton": 256, "Triton, runs": 400}
+MOST_SPILLS = {"Gluon": 0, "Gluon, runs": 16, "Triton": 256, "Triton, runs": 440}
 """Local-memory instructions in a kernel. The Gluon kernel was written not to have any; on the balanced grid it
 keeps a few numbers of its run there, outside of the loop over blocks. The portable tile of 64 MLA rows has an
 accumulator that leaves no register free.

@@ -68,7 +68,7 @@ def lengths_of(page: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
 
 TRIALS = [
     Trial(Shape(heads, 0, page, q_len, *lengths), splits)
-    for heads, page, q_len in product((16, 128), (64, 128), (1, 2, 4, 8))
+    for heads, page, q_len in [*product((16, 128), (64, 128), (1, 2, 4, 8)), *product((16, 128), (16, 32), (1, 4))]
     for kind, lengths in lengths_of(page).items()
     for splits in ((1, 2, 5, None) if kind == "varied" else (1, None))
 ] + [
@@ -91,7 +91,7 @@ BALANCED_TRIALS = [
         id=f"balanced-{name.replace(' ', '-')}-mla{heads}-page{page}-q{q_len}-runs{runs or ''}",
     )
     for name, lengths in BALANCED.items()
-    for heads, page, q_len in ((16, 64, 1), (16, 128, 4), (128, 64, 2))
+    for heads, page, q_len in ((16, 64, 1), (16, 128, 4), (128, 64, 2), (16, 16, 1), (16, 32, 4))
     for runs in (1, 3, 50, None)
 ]
 
@@ -209,17 +209,22 @@ def page_past_the_pool(launch: Launch) -> None:
     launch.block_tables[1, 0] = launch.cache.num_pages
 
 
+def last_page_past_the_pool(launch: Launch) -> None:
+    launch.block_tables[1, (launch.lengths[1] - 1) // launch.shape.page_size] = launch.cache.num_pages
+
+
 def page_minus_one(launch: Launch) -> None:
     launch.block_tables[1, 0] = -1
 
 
 @needs_hopper
+@pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("splits", SPLITS)
-@pytest.mark.parametrize("fault", [too_long, page_past_the_pool, page_minus_one])
+@pytest.mark.parametrize("fault", [too_long, page_past_the_pool, page_minus_one, last_page_past_the_pool])
 def test_metadata_that_breaks_the_contract_shows_in_that_request_alone(
-    fault: Callable[[Launch], None], splits: int | None, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[Launch], None], splits: int | None, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, q_len=1, lengths=(300, 200, 1025)), splits).launch(monkeypatch)
+    launch = Trial(replace(LONG, q_len=1, page_size=page, lengths=(300, 200, 1025)), splits).launch(monkeypatch)
     healthy = launch.run()
     fault(launch)
     out, lse = launch.run()
@@ -268,7 +273,7 @@ def test_1500_replays_give_the_same_bits(shape: Shape, monkeypatch: pytest.Monke
 def test_auto_takes_gluon_for_mla_and_triton_for_what_it_cannot_run(caplog: pytest.LogCaptureFixture) -> None:
     select.log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger=select.__name__):
-        for page_size in (64, 16):
+        for page_size in (64, 8):
             launch = Launch(GLUON, replace(LONG, page_size=page_size), torch.bfloat16)
             assert_accepted(launch, launch.run(backend="auto"))
     assert [record.args[0] for record in caplog.records if record.args] == ["gluon", "triton"]
@@ -295,7 +300,7 @@ def test_mla_on_hopper_runs_in_gluon_and_the_reason_says_so() -> None:
         ({"capability": (10, 0)}, mla_tensors(), "device sm_100, must be Hopper"),
         ({"triton": "3.9.0"}, mla_tensors(), "triton: got 3.9.0, must be one of 3.6"),
         ({"triton": None}, mla_tensors(), "triton: got None"),
-        ({}, mla_tensors(page_size=16), "pages of 16, must be (64, 128)"),
+        ({}, mla_tensors(page_size=8), "pages of 8, must be (16, 32, 64, 128)"),
         ({}, mla_tensors(dtype=torch.float16), "float16, must be bfloat16"),
         ({"head_dim_v": 256}, mla_tensors(), "(256, 320) columns, must be (512, 64)"),
         ({"latent": False}, mla_tensors(), "must be MLA"),
@@ -317,10 +322,10 @@ def test_tensors_on_the_cpu_run_in_torch() -> None:
 
 def test_a_forced_kernel_that_cannot_run_the_launch_names_all_reasons() -> None:
     cpu = Kernel("torch", "cpu", (torch.float32,))
-    launch = Launch(cpu, replace(LONG, page_size=16, heads=4), torch.float32)
+    launch = Launch(cpu, replace(LONG, page_size=8, heads=4), torch.float32)
     with pytest.raises(KernelPreconditionError) as caught:
         launch.run(backend="gluon")
-    for problem in ("device cpu", "pages of 16", "query: got float32", "kv_cache: got float32"):
+    for problem in ("device cpu", "pages of 8", "query: got float32", "kv_cache: got float32"):
         assert problem in str(caught.value)
 
 

@@ -5,17 +5,20 @@ wrong.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks import attention_report, attention_roofline
+from benchmarks.attention_cases import AIMS, Aim, Case
 
 ROOT = Path(__file__).parents[1]
 
 CASE = {"family": "MLA", "heads": 16, "kv_heads": 0, "batch": 32, "length": 8192, "page_size": 64, "q_len": 1}
 CASE |= {"varied": False, "layout": "HND"}
 TIMED = {"us": 100.0, "rounds_us": [99.0, 100.0, 102.0], "floor_us": 65.0, "fraction_of_floor": 0.65}
-TIMED |= {"flashinfer_us": 80.0}
 TIMED |= {"gb_per_s": 3000.0, "tflop_per_s": 90.0, "error": 0.002}
 
 
@@ -38,7 +41,13 @@ def test_the_committed_page_and_plots_are_what_the_committed_files_give() -> Non
 
 
 def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
-    run = run_of({"case": CASE, "kernel": "Nightcap K"} | TIMED)
+    run = run_of(
+        {"case": CASE, "kernel": "Nightcap K"} | TIMED,
+        {"case": CASE, "kernel": "FlashInfer fa2"} | TIMED | {"us": 90.0},
+        {"case": CASE, "kernel": "FlashInfer fa3"} | TIMED | {"us": 80.0},
+        {"case": CASE | {"page_size": 32}, "kernel": "FlashInfer fa3"} | TIMED | {"us": 10.0},
+        {"case": CASE, "kernel": "Nightcap L", "refused": "pages of 64"},
+    )
     (tmp_path / "a.json").write_text(json.dumps(run), encoding="utf-8")
     (tmp_path / "other.json").write_text(json.dumps({"benchmark": "something else"}), encoding="utf-8")
     made = attention_report.files(tmp_path)
@@ -49,7 +58,61 @@ def test_a_record_becomes_a_row_with_its_machine_above(tmp_path: Path) -> None:
     assert "driver 1.2, CUDA 13.0, torch 2.11.0." in page
     assert "read 4600 GB/s, bf16 matmul 700 TFLOP/s" in page
     assert "Not measured: FlashInfer: not installed." in page
-    assert "| 16 | 32 | 8192 | 64 | 1 | Nightcap K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 1.25 | 2.0e-03 |" in page
+    assert "| 16 | 32 | 8192 | 64 | 1 |  | Nightcap K | 100.0 | 3.0 % | 3000 | 90 | 65 % | 1.25 | 2.0e-03 |" in page
+    assert "Nightcap L" not in page
+
+
+def test_options_stand_in_the_row_and_a_refusal_on_the_console() -> None:
+    case = asdict(Case(64, 8, 32, 8192, 32, 1, kv_dtype="fp8", window=1024, sinks=True))
+    timed = attention_report.line({"case": case, "kernel": "K"} | TIMED)
+    assert "heads 64/8 HND  batch 32  keys 8192  page 32  q 1  options fp8 KV, window 1024, sinks  kernel K" in timed
+    refused = attention_report.line({"case": case, "kernel": "K", "refused": "MLA alone"})
+    assert refused.endswith("window 1024, sinks: K is not for it: MLA alone")
+
+
+RATIO, FLOOR = AIMS[0], next(aim for aim in AIMS if aim.of_floor)
+
+
+@pytest.mark.parametrize(
+    ("aim", "ours", "rival", "cells"),
+    [
+        (RATIO, {"us": 80.0}, {"us": 83.0}, "83.0 | 0.964 | ratio 0.964 | met |"),
+        (RATIO, {"us": 80.1}, {"us": 83.0}, "83.0 | 0.965 | ratio 0.964 | **missed** |"),
+        (RATIO, {"us": 80.0}, None, " |  |  | ratio 0.964 | not measured |"),
+        (RATIO, None, {"us": 83.0}, "83.0 |  | ratio 0.964 | not measured |"),
+        (FLOOR, {"fraction_of_floor": 0.75}, None, "| 75 % |  |  |  | 75 % of floor | met |"),
+        (FLOOR, {"fraction_of_floor": 0.74}, {"us": 50.0}, "50.0 | 2.000 | 75 % of floor | **missed** |"),
+    ],
+)
+def test_an_aim_is_met_missed_or_not_measured(
+    aim: Aim, ours: dict[str, float] | None, rival: dict[str, float] | None, cells: str, tmp_path: Path
+) -> None:
+    records = [{"case": asdict(aim.case), "kernel": "torch, matmul"} | TIMED]
+    if ours:
+        records.append({"case": asdict(aim.case), "kernel": "Nightcap Slow"} | TIMED | {"us": 1e3})
+        records.append({"case": asdict(aim.case), "kernel": "Nightcap Gluon, balanced"} | TIMED | ours)
+    if rival:
+        records.append({"case": asdict(aim.case), "kernel": "FlashInfer fa3"} | TIMED | rival)
+    (tmp_path / "a.json").write_text(json.dumps(run_of(*records)), encoding="utf-8")
+    rows = attention_report.files(tmp_path)["gpu-results.md"].splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| {aim.case} |")]
+    assert row.endswith(cells)
+    assert ("Nightcap Gluon, balanced" in row) == bool(ours)
+
+
+def test_ablations_are_shown_with_what_was_changed(tmp_path: Path) -> None:
+    record = {"case": CASE, "variant": "without combine", "what": "the second kernel takes 2 us", "us": 79.96}
+    run = {"benchmark": "attention-ablations", "date": "2026-01-02", "machine": {"card": "Some GPU"}}
+    run |= {"text": "Kernels changed for the purpose.", "records": [record]}
+    (tmp_path / "b.json").write_text(json.dumps(run), encoding="utf-8")
+    made = attention_report.files(tmp_path)
+    assert list(made) == ["gpu-results.md"]
+    assert (
+        "## What the time is made of: Some GPU, 2026-01-02\n\nKernels changed for the purpose."
+        in made["gpu-results.md"]
+    )
+    shape = "MLA 16 heads, B32, 8192 keys, page 64, q1"
+    assert f"| {shape} | without combine | 80.0 | the second kernel takes 2 us |" in made["gpu-results.md"]
 
 
 def test_wrong_and_failed_kernels_have_no_time() -> None:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.journal import Journal, Note, ShardFinished, ShardStarted, TestFinished, UnitStarted, line, parse, read
+from ci.journal import (
+    Journal,
+    Note,
+    ShardFinished,
+    ShardStarted,
+    TestFinished,
+    UnitStarted,
+    line,
+    parse,
+    read,
+    seconds_until_death,
+)
 
 HEAD = ShardStarted(at=1.0, workflow="n", job="a", shard="1-of-1", run_attempt=1, plan_hash="h", host="x")
 EVENTS = (
@@ -57,3 +68,14 @@ def test_fields_of_a_newer_writer_are_ignored() -> None:
 @pytest.mark.parametrize("event", EVENTS)
 def test_an_event_is_one_line(event: TestFinished) -> None:
     assert line(event).count("\n") == 1
+
+
+@given(st.floats(0, 2e9), st.floats(0, 2e9), st.floats(0, 1e5))
+def test_a_test_never_took_longer_than_its_process_whatever_the_clock_did(
+    test: float, process: float, took: float
+) -> None:
+    assert 0 <= seconds_until_death(test, process, took) <= took
+
+
+def test_the_time_until_death_is_that_from_the_start_of_the_test() -> None:
+    assert seconds_until_death(test_started=1_010.0, process_started=1_000.0, process_seconds=40.0) == 30.0

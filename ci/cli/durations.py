@@ -10,6 +10,7 @@ import click
 
 from ci.cli.project import DURATIONS, Project
 from ci.gate import load_results
+from ci.gate.load import JOURNAL_FILE
 from ci.journal import Collected, Journal, TestFinished, UnitFinished
 from ci.spec.models import Job
 from ci.suites.catalogue import Catalogue, SuiteFile
@@ -43,10 +44,13 @@ def update(project: Project, results: Path) -> None:
     Example:
       nightcap durations update .nightcap/results
     """
+    journals = load_results(results)
+    if not journals:
+        raise click.UsageError(f"no {JOURNAL_FILE} below {results}: nothing to take times from")
     workflows = project.specs().workflows
     files = {name: _files(project.catalogue(name)) for name in workflows}
     runs: list[Run] = []
-    for journal in load_results(results):
+    for journal in journals:
         head = journal.head
         job = workflows[head.workflow].jobs.get(head.job) if head and head.workflow in workflows else None
         if head is None or job is None:

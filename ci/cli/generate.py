@@ -24,12 +24,14 @@ from ci.spec.problems import SpecError
 def command(project: Project, check: bool, as_json: bool) -> None:
     """Write .github/workflows from workflows/ and templates/.
 
-    With --check nothing is written: exit code 1 and a unified diff when a file is out of date.
+    With --check nothing is written: exit code 1 and a unified diff when a file is out of date. A quarantine that has
+    expired is a warning here, since no file depends on it; plans fail until it is repaired.
 
     \b
     Example:
       nightcap generate --check
     """
+    expired = project.expired_quarantine()
     wanted = _changes(project)
     stale = [change for change in wanted if change.status != "unchanged"]
     if not check:
@@ -42,6 +44,8 @@ def command(project: Project, check: bool, as_json: bool) -> None:
             click.echo(change.diff())
     else:
         print_table(("status", "file", "jobs", "lines"), map(_row, wanted), right=("jobs", "lines"))
+    for problem in expired:
+        click.echo(f"warning: {problem}\n    until then `nightcap plan` fails, and every night with it", err=True)
     if check and stale:
         files = ", ".join(change.path for change in stale)
         click.echo(f"out of date: {files}\nrun: nightcap generate", err=True)

@@ -99,6 +99,10 @@ def command(project: Project, repository: str | None) -> None:
     if existing := [path for path in files if (root / path).exists()]:
         click.echo(f"exists already, nothing written: {', '.join(existing)}", err=True)
         sys.exit(EXIT_USAGE)
+    parents = {one for path in files for one in (root / path).parents if one.is_relative_to(root)}
+    if blocked := sorted(str(one.relative_to(root)) for one in parents if one.exists() and not one.is_dir()):
+        click.echo(f"no folder, nothing written: {', '.join(blocked)}", err=True)
+        sys.exit(EXIT_USAGE)
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")

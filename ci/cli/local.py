@@ -30,6 +30,8 @@ def command(project: Project, workflow: str | None, event: str, filter_text: str
       nightcap local --filter attention
     """
     name = project.workflow(workflow)
+    if event not in (events := project.specs().workflows[name].triggers.events):
+        raise click.UsageError(f"{name} has no trigger for {event}: --event may be {', '.join(events)}")
     folder = scratch(project.root) / "local"
     shutil.rmtree(folder, ignore_errors=True)
 

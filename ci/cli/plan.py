@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
 from ci.cli.console import print_table
 from ci.cli.project import EVENTS, Project, workflow_option
@@ -35,7 +36,11 @@ def command(
         if not equals:
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--input")
         given[name] = value
-    plan = project.plan(project.workflow(workflow), event, filter_text, given)
+    name = project.workflow(workflow)
+    plan = project.plan(name, event, filter_text, given)
+    named = click.get_current_context().get_parameter_source("event") is ParameterSource.COMMANDLINE
+    if named and event not in (events := project.specs().workflows[name].triggers.events):
+        click.echo(f"note: GitHub does not start {name} on {event}, only on {', '.join(events)}", err=True)
     if as_json:
         click.echo(plan.model_dump_json(indent=2))
     else:

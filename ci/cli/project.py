@@ -15,11 +15,11 @@ from ci.plan import Plan, Unit
 from ci.planning import make_plan, suite_problems
 from ci.spec.loader import Specs, load
 from ci.spec.models import Job
-from ci.spec.problems import SpecError, did_you_mean
+from ci.spec.problems import Problem, SpecError, did_you_mean
 from ci.suites.catalogue import Catalogue, catalogue
 from ci.suites.discover import Discovery, discover
 from ci.suites.durations import Durations
-from ci.suites.quarantine import Quarantine
+from ci.suites.quarantine import Quarantine, expired
 from ci.suites.quarantine import load as load_quarantine
 from ci.suites.testfile import base_id
 
@@ -70,7 +70,8 @@ class Project:
         """The job of that key. Raises UsageError."""
         jobs = self.specs().workflows[workflow].jobs
         if key not in jobs:
-            raise click.UsageError(f"no job {key!r} in {workflow}. {did_you_mean(key, jobs)}".rstrip())
+            hint = did_you_mean(key, jobs) or f"there are {', '.join(jobs)}"
+            raise click.UsageError(f"no job {key!r} in {workflow}. {hint}")
         return jobs[key]
 
     def durations(self) -> Durations:
@@ -80,6 +81,10 @@ class Project:
     def quarantine(self) -> Quarantine:
         """The tests in quarantine. Raises SpecError."""
         return load_quarantine(self.root, today=self.today)
+
+    def expired_quarantine(self) -> tuple[Problem, ...]:
+        """Entries of the quarantine whose day is over. Raises SpecError when the file is wrong in another way."""
+        return expired(self.root, today=self.today)
 
     def workflow(self, name: str | None) -> str:
         """The workflow of that name, or the only one that makes a plan. Raises UsageError."""
@@ -119,12 +124,17 @@ class Project:
             one for one in units if (one.suite, one.path) in dynamic and name.startswith(f"{one.path}::")
         ]
 
-    def agree(self, plan: Plan) -> None:
-        """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned.
+    def as_planned(self) -> Project:
+        """This repository to a shard of a plan, which may start after midnight, or in another time zone.
 
-        Expiry dates were judged when the plan was made: its shards may start after midnight, or in another time zone.
+        Expiry dates were judged when the plan was made.
         """
-        own = replace(self, today=date.min).plan(plan.workflow, plan.event, plan.filter, dict(plan.inputs))
+        return replace(self, today=date.min)
+
+    def agree(self, plan: Plan) -> None:
+        """Raises ClickException unless this tree gives the same plan: a shard may only run what was planned."""
+        tree = self.as_planned()
+        own = tree.plan(tree.workflow(plan.workflow), plan.event, plan.filter, dict(plan.inputs))
         if own.hash != plan.hash:
             raise click.ClickException(
                 f"this tree gives plan {own.hash}, the night runs plan {plan.hash}: the specs, tests or durations on "

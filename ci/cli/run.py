@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from ci.cli.project import SCRATCH, Project, scratch, workflow_option
-from ci.gate import load_plan
+from ci.gate import load_plan, load_results
 from ci.journal import Journal, read
 from ci.plan import Plan, PlannedJob, Shard, Unit, shard_index
-from ci.runner.again import UnknownTest, failed_before
+from ci.runner.again import NoLongerPlanned, UnknownTest, failed_before
 from ci.runner.again import reproduce as reproduce_test
 from ci.runner.exit_codes import ExitCode
 from ci.runner.options import RunOptions
@@ -72,6 +72,7 @@ def command(
       nightcap run attention --rerun-failed .nightcap/results/journal.jsonl
     """
     plan = _night(project, plan_file) if plan_file else None
+    project = project.as_planned() if plan else project
     name = plan.workflow if plan else project.workflow(workflow)
     project.job(name, job)
     plan = plan or project.plan(name, "workflow_dispatch", job)
@@ -143,12 +144,16 @@ def _wanted(shard: Shard, named: Mapping[str, Sequence[Unit]], earlier: Journal 
 
 
 def _reproduce(job: PlannedJob, results: Path, test: str) -> str:
-    for path in sorted(results.rglob("journal.jsonl")):
+    for journal in load_results(results) if results.is_dir() else []:
+        if journal.head is None or journal.head.job != job.key:
+            continue
         try:
-            return reproduce_test(read(path), test, job)
+            return reproduce_test(journal, test, job)
         except UnknownTest:
             continue
-    raise click.UsageError(f"no journal below {results} has a result of {test}")
+        except NoLongerPlanned as error:
+            raise click.UsageError(str(error)) from None
+    raise click.UsageError(f"no journal of job {job.key} below {results} has a result of {test}")
 
 
 def execute(

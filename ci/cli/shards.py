@@ -33,7 +33,7 @@ def command(
     Example:
       nightcap shards attention --target 10m
     """
-    if count and target:
+    if count and target is not None:
         raise click.UsageError("--count and --target exclude each other")
     name = project.workflow(workflow)
     spec = project.job(name, job)
@@ -44,7 +44,7 @@ def command(
         raise click.UsageError(f"job {job} has nothing that could be divided")
     if count is None:
         auto = spec.shards if isinstance(spec.shards, AutoShards) else None
-        goal, most = (_seconds(target), MOST) if target else (auto.target, auto.max) if auto else (0, 0)
+        goal, most = (_seconds(target), MOST) if target is not None else (auto.target, auto.max) if auto else (0, 0)
         count = count_for(items, goal, most, per_shard=SHARD_START) if goal else int(str(spec.shards))
     analysis = analyse(items, count, per_shard=SHARD_START)
     if as_json:

@@ -91,7 +91,7 @@ def command(project: Project, name: str) -> None:
       NIGHTCAP_WORKFLOW=nightly-nvidia GITHUB_EVENT_NAME=schedule nightcap step plan
     """
     step = Step.read(os.environ)
-    required = {"plan": step.workflow, "run": step.job and step.shard}
+    required = {"plan": step.workflow and step.event, "run": step.job and step.shard}
     if not required.get(name, "set"):
         raise click.UsageError(f"step {name} reads GitHub's environment and finds none; people use `nightcap {name}`")
     # A runner of one's own keeps its workspace: what an earlier job left must not be kept as this one's result.
@@ -103,7 +103,8 @@ def command(project: Project, name: str) -> None:
 def _plan(project: Project, step: Step) -> int:
     try:
         inputs = _inputs(step.inputs)
-        plan = project.plan(step.workflow, step.event, str(inputs.pop(FILTER_INPUT, "")), inputs)
+        text = str(inputs.pop(FILTER_INPUT, None) or "")
+        plan = project.plan(project.workflow(step.workflow), step.event, text, inputs)
     except (SpecError, FilterError) as error:
         problems = [str(problem) for problem in error.problems]
         _tell(step, ["## The plan failed: nothing runs", *(f"- {markdown_text(problem)}" for problem in problems)])
@@ -154,6 +155,7 @@ def _planned(project: Project, step: Step) -> tuple[Plan, PlannedJob]:
     if plan is None or not plan.intact():
         raise click.ClickException(f"no intact plan.json below {ARTIFACTS}: did the plan job keep it?")
     project.agree(plan)
+    project.as_planned().job(plan.workflow, step.job)
     return plan, plan.job(step.job)
 
 
@@ -207,7 +209,10 @@ def write_verdict(night: Night, folder: Path) -> None:
 
 def _inputs(text: str) -> dict[str, Any]:
     """GitHub's `toJSON(inputs)`: null or {} on events without inputs."""
-    inputs = json.loads(text or "{}") or {}
+    try:
+        inputs = json.loads(text or "{}") or {}
+    except ValueError:
+        inputs = None
     if not isinstance(inputs, dict):
         raise click.ClickException("NIGHTCAP_INPUTS is not the JSON of `inputs`")
     return inputs

@@ -27,8 +27,9 @@ def load_plan(path: Path) -> Plan | None:
 
     Raises ValueError, one line for a person, when the file is no plan or a folder holds different ones.
     """
-    files = sorted(path.rglob(PLAN_FILE)) if path.is_dir() else [path]
-    texts = {file.read_text(encoding="utf-8", errors="replace"): file for file in files if file.is_file()}
+    # Named itself, it may be a pipe: `nightcap gate <(nightcap plan --json) results`.
+    files = sorted(file for file in path.rglob(PLAN_FILE) if file.is_file()) if path.is_dir() else [path]
+    texts = {file.read_text(encoding="utf-8", errors="replace"): file for file in files if file.exists()}
     if len(texts) > 1:
         raise ValueError(f"different plans below {path}: {', '.join(map(str, texts.values()))}")
     return next((_plan(text, file) for text, file in texts.items()), None)

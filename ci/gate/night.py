@@ -66,7 +66,7 @@ class JudgedTest(Value):
     verdict: TestVerdict
     planned: bool = True
     attempts: int = Field(0, description="Results that it had in the shard's latest attempt.")
-    seconds: float = 0.0
+    seconds: float = Field(0.0, description="Also of one without an end: until its process ended, where that is known.")
     message: str = ""
 
 

@@ -28,6 +28,7 @@ from ci.journal import (
     TestStarted,
     UnitFinished,
     UnitStarted,
+    seconds_until_death,
 )
 from ci.plan import PlannedJob, Unit
 from ci.suites.testfile import base_id
@@ -66,9 +67,9 @@ class Attempt:
     """The events of one attempt of a unit."""
 
     number: int
-    started: bool = False
+    started: UnitStarted | None = None
     collected: Collected | None = None
-    running: list[str] = field(default_factory=list)
+    running: list[TestStarted] = field(default_factory=list)
     results: list[TestFinished] = field(default_factory=list)
     end: UnitFinished | None = None
 
@@ -76,21 +77,29 @@ class Attempt:
         """Take the next event."""
         match event:
             case UnitStarted():
-                self.started = True
+                self.started = event
             case Collected():
                 self.collected = event
             case TestStarted():
-                self.running.append(event.test)
+                self.running.append(event)
             case TestFinished():
                 self.results.append(event)
             case UnitFinished():
                 self.end = event
 
     @property
-    def unfinished(self) -> list[str]:
-        """Tests that started and have no result, in the order of their start."""
+    def unfinished(self) -> dict[str, float]:
+        """Tests that started and have no result, in the order of their start, and the seconds that they ran.
+
+        0 where the journal does not tell when their process began and ended.
+        """
         finished = {result.test for result in self.results}
-        return [test for test in dict.fromkeys(self.running) if test not in finished]
+        return {event.test: self._until_death(event.at) for event in self.running if event.test not in finished}
+
+    def _until_death(self, test_started: float) -> float:
+        if self.started is None or self.end is None:
+            return 0.0
+        return seconds_until_death(test_started, self.started.at, self.end.seconds)
 
     @property
     def trials(self) -> list[Trial]:
@@ -100,12 +109,13 @@ class Attempt:
         if self.end is None or self.end.ending not in _BLAME:
             return told
         blame, why = _BLAME[self.end.ending], ending_text(self.end)
-        return told + [Trial(test, self.number, blame, 0.0, why, infra) for test in self.unfinished]
+        ran = self.unfinished.items()
+        return told + [Trial(test, self.number, blame, seconds, why, infra) for test, seconds in ran]
 
     @property
     def doubled(self) -> list[str]:
         """Tests that ran or ended more than once in this attempt."""
-        starts = Counter(self.running)
+        starts = Counter(event.test for event in self.running)
         ends = Counter(result.test for result in self.results)
         return sorted(test for test in starts | ends if starts[test] > 1 or ends[test] > 1)
 
@@ -160,8 +170,9 @@ def judge_unit(place: Place, unit: Unit, attempts: list[Attempt], *, whole: bool
         verdict, decisive = _verdict(results, quarantined=bool(quarantine))
         one = judged(test, verdict, attempts=len(results), seconds=decisive.seconds, message=decisive.message)
         findings += _of_test(one, quarantine, infra=decisive.infra)
+    ran = {test: seconds for attempt in attempts for test, seconds in attempt.unfinished.items()}
     for test in lost:
-        judged(test, "lost")
+        judged(test, "lost", seconds=ran.get(test, 0.0))
     for test in left_out:
         judged(test, "skipped", message="left out by a mark that the job excludes")
     unplanned = tuple(sorted(one.test for one in tests if not one.planned))
@@ -252,7 +263,7 @@ def _holes(attempts: list[Attempt], trials: Mapping[str, object], *, whole: bool
         yield finding("holed-journal", f"nothing of attempt {missing[0]}, though a later one was made")
     for attempt in attempts:
         lines = []
-        if not attempt.started:
+        if attempt.started is None:
             lines.append("unit_started")
         if attempt.collected is None and attempt.running:
             lines.append("collected")

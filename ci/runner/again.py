@@ -19,6 +19,10 @@ class UnknownTest(ValueError):
     """The journal does not know the test; one line for a person."""
 
 
+class NoLongerPlanned(ValueError):
+    """The journal knows the test, and the job no longer has its file; one line for a person."""
+
+
 def failed_before(journal: Journal, shard: Shard) -> dict[UnitKey, tuple[str, ...]]:
     """What of a shard is to run again, as `RunOptions.only` takes it: full ids, or () for a whole unit.
 
@@ -39,13 +43,20 @@ def failed_before(journal: Journal, shard: Shard) -> dict[UnitKey, tuple[str, ..
 
 
 def reproduce(journal: Journal, test: str, job: PlannedJob) -> str:
-    """The environment of a test's run as comments, and the commands to repeat it. Raises UnknownTest."""
+    """The environment of a test's run as comments, and the commands to repeat it.
+
+    Raises UnknownTest and NoLongerPlanned.
+    """
     seen = {e.test: e for e in journal.events if isinstance(e, TestStarted | TestFinished)}
     if test not in seen:
         hint = did_you_mean(test, seen)
         raise UnknownTest(f"no test {test!r} in {journal.source}" + (f"; {hint}" if hint else ""))
     last = seen[test]
-    unit = next(u for shard in job.shards for u in shard.units if (u.suite, u.path) == (last.suite, last.unit))
+    units = (u for shard in job.shards for u in shard.units if (u.suite, u.path) == (last.suite, last.unit))
+    unit = next(units, None)
+    if unit is None:
+        why = f"{last.unit} of suite {last.suite} is no longer part of job {job.key}"
+        raise NoLongerPlanned(f"{why}: check out the commit of {journal.source}")
     return "\n".join([*_told(journal, test), *_commands(journal, test, unit, job)]) + "\n"
 
 

@@ -62,8 +62,9 @@ def run(attempt: Attempt, context: Context) -> AttemptResult:
         record.write(_collected(attempt), *(_started(attempt, test) for test in unit.tests))
     record.news()
     kills = oom.Watch()
+    started = time.time()
     ended = supervise.run(task, _limits(attempt, context), mark=context.mark, interrupts=context.interrupts)
-    written = seen(record.news())
+    written = seen(record.news(), started=started, seconds=ended.seconds)
     log = classify.log_end(task.log)
     killed = kills.evidence(ended.signal)
     if killed and ended.signal != "SIGKILL":  # a child of the unit, or another process of this cgroup

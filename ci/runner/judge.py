@@ -8,7 +8,7 @@ leaves.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ci.journal import Ending, Outcome
@@ -33,7 +33,7 @@ class Result:
     test: str
     outcome: Outcome
     message: str
-    seconds: float = 0.0
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,22 @@ class Judgement:
 
 def pytest_unit(unit: Unit, ended: Ended, seen: Seen, *, oom: str = "") -> Judgement:
     """Judge an attempt of a test file. `oom` says who ended a process for want of memory, if anybody did."""
-    victims = seen.running or (unit.tests if seen.collected is None and not seen.finished else ())
+    unstarted = unit.tests if seen.collected is None and not seen.finished else ()
+    victims = seen.running or dict.fromkeys(unstarted, 0.0)
     if ended.cause == "interrupted":
         return Judgement("interrupted", _during("stopped", seen))
     if ended.cause != "exited":
         message = _out_of_time(ended, seen)
-        return Judgement(_stopped(ended), _during(message, seen), _all(victims, "timed-out", message))
+        detail = _during(message, seen)
+        return Judgement(_stopped(ended), detail, _taken(victims, "timed-out", message if seen.running else detail))
     if seen.running and ended.gave_up:
         message = f"over the budget of the test{_stacks(ended)}"
-        results = _all(seen.running, "timed-out", message)
+        results = _taken(seen.running, "timed-out", message)
         return Judgement("timed-out", _during(message, seen), results, seen.not_run)
     left = oom or _PYTEST_EXITS.get(ended.exit_code or 0) or _left(ended)
     if seen.collected is None or seen.running or seen.not_run:
         detail = _during(left, seen)
-        results = _all(victims, "crashed", left if seen.running else detail)
+        results = _taken(victims, "crashed", left if seen.running else detail)
         progressed = bool(seen.running or seen.finished)
         return Judgement("crashed", detail, results, seen.not_run if progressed else ())
     if ended.signal or ended.exit_code not in (0, 1, 5):
@@ -115,7 +117,12 @@ def command(unit: Unit, ended: Ended, reported: tuple[Result, ...] | None, *, oo
     return Judgement("completed", "", found)
 
 
-def _all(tests: Iterable[str], outcome: Outcome, message: str, seconds: float = 0.0) -> tuple[Result, ...]:
+def _taken(victims: Mapping[str, float], outcome: Outcome, message: str) -> tuple[Result, ...]:
+    """Results of tests that the end of their process took along, each with the seconds that it had run."""
+    return tuple(Result(test, outcome, message, seconds) for test, seconds in victims.items())
+
+
+def _all(tests: Iterable[str], outcome: Outcome, message: str, seconds: float) -> tuple[Result, ...]:
     return tuple(Result(test, outcome, message, seconds) for test in tests)
 
 

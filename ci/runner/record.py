@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,13 +23,13 @@ class Seen:
     collected: tuple[str, ...] | None = None
     """Full ids in order; None when collection did not end."""
     finished: tuple[TestFinished, ...] = ()
-    running: tuple[str, ...] = ()
-    """Tests that had started and not finished: one, or one a worker of pytest-xdist."""
+    running: Mapping[str, float] = field(default_factory=dict)
+    """Tests that had started and not finished, and the seconds that they ran: one, or one a worker of pytest-xdist."""
 
     @property
     def not_run(self) -> tuple[str, ...]:
         """Collected tests that never started."""
-        done = {event.test for event in self.finished} | set(self.running)
+        done = {event.test for event in self.finished} | self.running.keys()
         return tuple(test for test in self.collected or () if test not in done)
 
 
@@ -82,17 +82,17 @@ class Record:
         self._reserve.unlink(missing_ok=True)
 
 
-def seen(events: Iterable[AnyEvent]) -> Seen:
-    """What the events of one attempt say."""
+def seen(events: Iterable[AnyEvent], *, started: float, seconds: float) -> Seen:
+    """What the events of one attempt say, whose process started then, by the wall clock, and took so many seconds."""
     collected: tuple[str, ...] | None = None
     finished: dict[str, TestFinished] = {}
-    running: dict[str, None] = {}
+    running: dict[str, float] = {}
     for event in events:
         if isinstance(event, Collected):
             collected = event.tests
         elif isinstance(event, TestStarted):
-            running[event.test] = None
+            running[event.test] = journal.seconds_until_death(event.at, started, seconds)
         elif isinstance(event, TestFinished):
             finished.setdefault(event.test, event)
             running.pop(event.test, None)
-    return Seen(collected, tuple(finished.values()), tuple(running))
+    return Seen(collected, tuple(finished.values()), running)

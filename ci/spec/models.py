@@ -226,6 +226,12 @@ class Triggers(Model):
         """The schedule as a list, whichever way it was written."""
         return [self.schedule] if isinstance(self.schedule, Schedule) else self.schedule or []
 
+    @property
+    def events(self) -> list[str]:
+        """The events that start the workflow, as GitHub names them."""
+        names = {"dispatch": "workflow_dispatch", "call": "workflow_call"}
+        return [names.get(name, name) for name in type(self).model_fields if getattr(self, name) is not None]
+
 
 class Allowance(Model):
     """Why something that would be an error is allowed, and until when."""

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from ci.spec.loader import FOLDER
 from ci.spec.models import format_duration
 from ci.spec.problems import Problem, SpecError
 
@@ -217,4 +218,4 @@ def _block(members: Mapping[str, str], depth: int) -> str:
 
 def _problem(path: Path, loc: tuple[int | str, ...], msg: str) -> Problem:
     fix = "correct it, or remove the file and write it anew with `nightcap durations update`"
-    return Problem(path.name, 0, ".".join(map(str, loc)), msg, fix)
+    return Problem(f"{FOLDER}/{path.name}", 0, ".".join(map(str, loc)), msg, fix)

@@ -17,7 +17,7 @@ test out of time; a test without a result stays lost.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
@@ -55,31 +55,59 @@ class QuarantineFile(Model):
 
 @dataclass(frozen=True)
 class Quarantine:
-    """The entries, and the line of each."""
+    """The entries, and the line of each field of each."""
 
     entries: tuple[Entry, ...] = ()
-    lines: tuple[int, ...] = ()
+    lines: tuple[Mapping[str, int], ...] = ()
+
+    def problem(self, index: int, name: str, message: str, fix: str) -> Problem:
+        """What is wrong with a field of an entry."""
+        where = field_name(("tests", index, name))
+        return Problem(f"{FOLDER}/{QUARANTINE_FILE}", self.lines[index][name], where, message, fix)
 
 
 def load(root: Path, *, today: date) -> Quarantine:
     """The quarantine under `root`, empty without the file. Raises SpecError with every problem: expired ones, too."""
+    quarantine = _read(root)
+    if problems := [*_twice(quarantine), *_expired(quarantine, today)]:
+        raise SpecError(problems)
+    return quarantine
+
+
+def expired(root: Path, *, today: date) -> tuple[Problem, ...]:
+    """The entries under `root` that `load` stops at because of their date alone. Raises SpecError for a wrong file."""
+    quarantine = _read(root)
+    if problems := list(_twice(quarantine)):
+        raise SpecError(problems)
+    return tuple(_expired(quarantine, today))
+
+
+def _read(root: Path) -> Quarantine:
     path = root / FOLDER / QUARANTINE_FILE
     if not path.exists():
         return Quarantine()
     document, content = load_file(path, QuarantineFile)
-    lines = tuple(document.line(("tests", index, "test")) for index in range(len(content.tests)))
-    problems = []
+    lines = [
+        {name: document.line(("tests", index, name)) for name in Entry.model_fields}
+        for index in range(len(content.tests))
+    ]
+    return Quarantine(tuple(content.tests), tuple(lines))
+
+
+def _twice(quarantine: Quarantine) -> Iterator[Problem]:
     first: dict[str, int] = {}
-    for index, (entry, line) in enumerate(zip(content.tests, lines, strict=True)):
+    for index, entry in enumerate(quarantine.entries):
+        line = quarantine.lines[index]["test"]
         if first.setdefault(entry.test, line) != line:
-            problems.append(_problem(index, "test", line, f"stands in line {first[entry.test]} already", "keep one"))
+            yield quarantine.problem(index, "test", f"stands in line {first[entry.test]} already", "keep one")
+
+
+def _expired(quarantine: Quarantine, today: date) -> Iterator[Problem]:
+    fix = "repair the test and remove the entry, or give a new date and the reason for it"
+    for index, entry in enumerate(quarantine.entries):
         if entry.expires < today:
             message = f"the quarantine of {shown(entry.test)} expired on {entry.expires} ({shown(entry.reason)})"
-            fix = "repair the test and remove the entry, or give a new date and the reason for it"
-            problems.append(_problem(index, "expires", document.line(("tests", index, "expires")), message, fix))
-    if problems:
-        raise SpecError(problems)
-    return Quarantine(tuple(content.tests), lines)
+            yield quarantine.problem(index, "expires", message, fix)
 
 
 def holds(pattern: str, path: str, test: str) -> bool:
@@ -101,15 +129,11 @@ def unmatched(quarantine: Quarantine, catalogues: Iterable[Catalogue]) -> Iterat
     """Entries that mean no test of any suite: the test was renamed, removed or never there."""
     files = [file for one in catalogues for suite in one.suites.values() for file in suite.files]
     known = [(file, [test.id for test in file.tests] or [file.path]) for file in files]
-    for index, (entry, line) in enumerate(zip(quarantine.entries, quarantine.lines, strict=True)):
+    for index, entry in enumerate(quarantine.entries):
         if not any(concerns(entry.test, file.path, tests, dynamic=file.dynamic) for file, tests in known):
             ids = {test for _, tests in known for test in tests}
             fix = did_you_mean(entry.test, ids) or "correct the id, or remove the entry"
-            yield _problem(index, "test", line, f"{shown(entry.test)} is no test of any suite", fix)
-
-
-def _problem(index: int, name: str, line: int, message: str, fix: str) -> Problem:
-    return Problem(f"{FOLDER}/{QUARANTINE_FILE}", line, field_name(("tests", index, name)), message, fix)
+            yield quarantine.problem(index, "test", f"{shown(entry.test)} is no test of any suite", fix)
 
 
 @cache

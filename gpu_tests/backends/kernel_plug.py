@@ -8,6 +8,8 @@ for argument; an engine's module can be pointed at them.  Each call
 * counts launches over a workspace whose counters are not zero, which the vendor forbids (`dirty_launches()`);
 * runs the reference kernel as one node.  It raises `KernelPreconditionError` for what the vendor would reject, and
   treats rows of seq_len <= 0 as `empty_rows` says: "strict" writes NaN, as XQA really does on sm90, "safe" writes 0.
+
+Which of the reference kernels that is follows the launch, unless `kernel` and `grid` force one.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import decode as reference
+
+ForcedKernel = Literal["auto", "gluon", "triton", "torch"]
+Grid = Literal["split", "balanced"]
 
 COUNTER_BYTES = 256
 """Bytes at the start of a workspace that hold the multi-CTA counters (vLLM#25520, flashinfer#4002)."""
@@ -41,17 +46,24 @@ class KernelCall:
 
 
 class KernelPlug:
-    """Both kernels for one device.  `mha` and `mla` are the functions behind them."""
+    """Both kernels for one device.  `mha` and `mla` are the functions behind them.
+
+    `kernel`: `auto` leaves the choice to the launch, a name overrides even the `backend` that an engine passes.
+    """
 
     def __init__(
         self,
         device: torch.device,
         empty_rows: Literal["strict", "safe"] = "strict",
+        kernel: ForcedKernel = "auto",
+        grid: Grid = "split",
         mha: Callable[..., Any] = reference.trtllm_batch_decode_with_kv_cache,
         mla: Callable[..., Any] = reference.trtllm_batch_decode_with_kv_cache_mla,
     ) -> None:
         self.empty_rows = empty_rows
         self.mha, self.mla = mha, mla
+        self._forced: dict[str, str] = {} if kernel == "auto" else {"backend": kernel}
+        self._forced |= {} if grid == "split" else {"grid": grid}
         self._dirty = torch.zeros((), dtype=torch.int64, device=device)
         self._logs: list[list[KernelCall]] = []
 
@@ -89,6 +101,7 @@ class KernelPlug:
         **options: Any,
     ) -> Tensor:
         """MHA/GQA over a paged cache: `query` [tokens, Hq, D] -> [tokens, Hq, D]."""
+        options |= self._forced
         host = {"max_seq_len": max_seq_len, "window_left": window_left, "query_rows": query.shape[0]}
         self._watch("decode", workspace_buffer, block_tables, seq_lens, host, options)
         out = torch.empty_like(query) if out is None else out
@@ -113,6 +126,7 @@ class KernelPlug:
         **options: Any,
     ) -> Tensor:
         """MLA over a latent cache [P, page, L + R]: `query` [B, q, H, L + R] or [tokens, H, L + R] -> [..., H, L]."""
+        options |= self._forced
         host = {"max_seq_len": max_seq_len, "query_rows": query.shape[:-2].numel()}
         self._watch("decode_mla", workspace_buffer, block_tables, seq_lens, host, options)
         out = query.new_empty(*query.shape[:-1], kv_lora_rank) if out is None else out

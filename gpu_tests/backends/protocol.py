@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from gpu_tests.backends.kernel_plug import KernelPlug
+from gpu_tests.backends.kernel_plug import ForcedKernel, Grid, KernelPlug
 from gpu_tests.reference.paged import PagedKV
 
 
@@ -61,7 +61,7 @@ class RunnerSpec:
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Everything about a world that can be written down: shapes, sizes, modes and the runner."""
+    """Everything about a world that can be written down: shapes, sizes, modes, the runner and the kernel."""
 
     family: Literal["mla", "mha"]
     modes: tuple[Mode, ...]
@@ -87,6 +87,8 @@ class WorldSpec:
     dtype: Literal["float32", "bfloat16"] = "float32"
     kv_dtype: Literal["as dtype", "float8_e4m3fn"] = "as dtype"
     empty_rows: Literal["strict", "safe"] = "strict"
+    kernel: ForcedKernel = "auto"
+    grid: Grid = "split"
 
     @property
     def max_bs(self) -> int:

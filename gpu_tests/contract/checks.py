@@ -292,6 +292,19 @@ def _is_query_offsets(name: str) -> bool:
     return name.partition("[")[0] in ("cu_seqlens_q", "qo_indptr", "query_start_loc")
 
 
+def _beside(evidence: Evidence, replay: Execution, step: int, expected: Expected) -> object:
+    """What else than the request itself its bits may depend on.
+
+    Nothing on the split grid.  A balanced grid cuts the keys of the whole batch into equal runs: where a request is cut
+    follows from its place and from all lengths, those of padded rows included.  Twins then stand at two places of one
+    line, and are held together by the oracle's bounds alone; a replay and its eager control of the same size have the
+    same lengths, and agree bit for bit on both grids.
+    """
+    if evidence.scenario.spec.grid == "split":
+        return None
+    return expected.row.index, tuple(replay.calls[step]["seq_lens"].tolist())
+
+
 def _bits_of_requests(evidence: Evidence) -> Iterator[Finding]:
     """twins, neighbours and sensitivity: bits of equal requests agree, bits of different ones do not."""
     same: dict[tuple[object, ...], tuple[bytes, Execution, int]] = {}
@@ -304,7 +317,7 @@ def _bits_of_requests(evidence: Evidence) -> Iterator[Finding]:
                 if not torch.isfinite(got).all():
                     continue  # `anomaly` has it
                 label, where = replay.label, f"row {row.index}, {row.name}"
-                key = (replay.mode, replay.bs, step, row.identity)
+                key = (replay.mode, replay.bs, step, row.identity, _beside(evidence, replay, step, expected))
                 bits = got.contiguous().view(torch.uint8).numpy().tobytes()
                 first, execution, index = same.setdefault(key, (bits, replay, row.index))
                 if first != bits:

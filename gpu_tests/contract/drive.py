@@ -27,6 +27,7 @@ from gpu_tests.backends.runner import Feed, Runner
 from gpu_tests.contract.cache import copy_of, differences
 from gpu_tests.contract.evidence import Evidence, Execution, Failure, ReplayRecord, SideBySide
 from gpu_tests.contract.guards import Guards
+from gpu_tests.contract.kernels import KernelChoice, NotApplicable, demand_fit
 from gpu_tests.contract.metadata import BatchFacts, Snapshot, snapshot
 from gpu_tests.contract.scenario import Round, Scenario
 from gpu_tests.contract.truth import Expected, RowTruth, Truth, chain, make_world
@@ -51,13 +52,13 @@ class _Graph:
 def run(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> Evidence:
     """Run the whole scenario.  A backend that raises ends it; the evidence says where.
 
-    Raises NotSupported for a world that the backend does not serve.
+    Raises NotSupported for a world that the backend does not serve, NotApplicable for one that its kernel cannot run.
     """
     evidence = Evidence(scenario)
     with _uninitialised_memory_is_poison():
         try:
             session = _Session(scenario, factory, driver, evidence)
-        except NotSupported:
+        except (NotSupported, NotApplicable):
             raise
         except Exception as error:
             evidence.failures.append(Failure("capture", "the factory, before any capture", error))
@@ -74,6 +75,9 @@ def run(scenario: Scenario, factory: BackendFactory, driver: GraphDriver) -> Evi
 class _Session:
     def __init__(self, scenario: Scenario, factory: BackendFactory, driver: GraphDriver, evidence: Evidence) -> None:
         self.scenario, self.driver, self.evidence, self.spec = scenario, driver, evidence, scenario.spec
+        self.choice = KernelChoice(self.spec.kernel, self.spec.grid)
+        if self.choice.forced:
+            demand_fit(make_world(self.spec, driver.device), driver.to_host)
         with Guards() as self.guards:
             self.world = make_world(self.spec, driver.device)
             self.backend, self.eager, self.witness = (build(factory, self.world) for _ in range(3))
@@ -97,6 +101,8 @@ class _Session:
             label = f"capture of {mode} at {bs} rows"
             try:
                 self._capture(mode, bs, label)
+            except NotApplicable:
+                raise
             except Exception as error:  # whatever a backend raises is what is wrong with it
                 refused = isinstance(error, CaptureError)
                 self.evidence.failures.append(Failure("host_sync" if refused else "capture", label, error))
@@ -128,6 +134,8 @@ class _Session:
             self.evidence.captures.append(self._warm_up(batch, rows, feed, label))
         with self.world.kernels.logging() as calls:
             graph = self.driver.capture(lambda: self._model(self.backend, batch), self.pool, warmup=0)
+        if self.choice.forced and not calls:
+            raise NotApplicable("the backend launches no kernel of world.kernels, so none can be forced")
         metadata = snapshot(self.backend.metadata_objects())
         unwritten = frozenset(
             name
@@ -307,7 +315,8 @@ class _Session:
             outs=[o.cpu() for o in outs],
             expected=expected,
             metadata=snapshot(backend.metadata_objects()),
-            calls=[{name: t.cpu() for name, t in call.tensors.items()} for call in calls],
+            # A copy on every device: the next replay of the graph writes these tensors again.
+            calls=[{name: t.to("cpu", copy=True) for name, t in call.tensors.items()} for call in calls],
             num_tokens=batch.num_tokens,
             nan_steps=self._take_nan_steps(batch.forward_mode),
         )

@@ -56,7 +56,7 @@ def make_world(spec: WorldSpec, device: torch.device) -> World:
         req_to_token=torch.zeros(spec.max_bs + 1, spec.max_context, dtype=torch.int32, device=device),
         kv=kv,
         layer=_layer(spec, kv, device),
-        kernels=KernelPlug(device, spec.empty_rows),
+        kernels=KernelPlug(device, spec.empty_rows, spec.kernel, spec.grid),
         shared_workspace=torch.zeros(1 << 16, dtype=torch.uint8, device=device),
     )
 

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import string
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpu_tests.conftest import TORCH_MISSING
+
+if importlib.util.find_spec("torch") is None:
+    print(f"python -m {__package__}: {TORCH_MISSING}", file=sys.stderr)
+    sys.exit(2)
+
 from gpu_tests.contract.checks import CHECKS
-from gpu_tests.faults import EQUIVALENTS, FAULTS, Fault, docs
+from gpu_tests.faults import docs
 from gpu_tests.faults.matrix import Kill, environment_of, kill_all, store
+from gpu_tests.faults.registry import EQUIVALENTS, FAULTS, Fault
 from gpu_tests.graphs import GraphDriver, available_drivers
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_tests.contract.checks import CHECKS
-from gpu_tests.faults import EQUIVALENTS, FAULTS, OPERATORS, Fault
 from gpu_tests.faults.matrix import STORED, Kill, load
+from gpu_tests.faults.registry import EQUIVALENTS, FAULTS, OPERATORS, Fault
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 

@@ -18,7 +18,7 @@ from gpu_tests.contract.checks import headline
 from gpu_tests.contract.isolated import ContextLost, Isolated, NoAnswer
 from gpu_tests.contract.scenario import Scenario
 from gpu_tests.contract.verify import REFUSED_CAPTURE, findings
-from gpu_tests.faults.catalogue import EQUIVALENTS, FAULTS, Fault
+from gpu_tests.faults.registry import EQUIVALENTS, FAULTS, Fault
 from gpu_tests.graphs import GraphDriver, available_drivers
 
 STORED = Path(__file__).parent / "data" / "kills_cuda.json"

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
+
+from gpu_tests.conftest import TORCH_MISSING
+
+if importlib.util.find_spec("torch") is None:
+    print(f"python -m {__package__}: {TORCH_MISSING}", file=sys.stderr)
+    sys.exit(2)
 
 import torch
 

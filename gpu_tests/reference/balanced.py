@@ -1,17 +1,5 @@
-"""The balanced grid: equal runs of key blocks over the whole batch, and the combine that belongs to it.
-
-A fixed split gives every request the same number of programs, whatever its length: with varied lengths most of
-them wait for the longest request. Here the blocks of all requests are one line, request after request, and
-program `p` of `P` takes the blocks from `p * N // P` to `(p + 1) * N // P` of the `N` that there are (the idea
-of stream-K, Osama et al. 2023, and of FlashInfer's plan, but computed on the device from `seq_lens`, so that a
-graph serves any lengths). A run may end in the middle of a request and span several.
-
-What program `p` finds about request `b` is the part in slot `p + b`. Along the line every step raises `p` or
-`b`, so slots are unique, there are `P + B - 1`, and those of a request stand side by side. A slot holds
-`max_q_len * H` rows.
-
-The price: the parts of a request depend on the lengths in front of it, and so do its last bits. A fixed split
-gives a request the same bits whatever else is in the batch.
+"""The second half of split KV on the balanced grid (see `pieces`): the parts of a row, in the slots of the runs that
+met its request, into its output.
 """
 
 from __future__ import annotations
@@ -20,36 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.combine import row_factor, rows_of_request, wait_for_predecessor
+from gpu_tests.reference.combine import row_factor, wait_for_predecessor
+from gpu_tests.reference.pieces import SWITCH, blocks_of, rows_of_request, width_of
 
 PARTS, COLUMNS = 8, 128
 """Parts and columns that a program of the combine takes at once: 32 elements a thread of one warp."""
 
 RUNTIME_INTEGERS = ["batch", "runs", "max_q_len", "max_seq_len"]
-
-
-@triton.jit
-def blocks_of(length, max_seq_len, KEYS: tl.constexpr):
-    """Blocks of `KEYS` keys of a request; none if its length breaks the contract."""
-    return tl.where((length < 0) | (length > max_seq_len), 0, (length + KEYS - 1) // KEYS)
-
-
-@triton.jit
-def run_of(run, runs, index, seq_lens, batch, max_seq_len, KEYS: tl.constexpr):
-    """A run: its first request and how many it meets, the block in the line at which that first request
-    starts, and the first block of the run and the one after its last.
-
-    `index` holds the numbers from 0, at least `batch` of them.
-    """
-    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
-    ends = tl.cumsum(blocks, 0)
-    total = tl.sum(blocks, 0).to(tl.int64)
-    begin = (run * total // runs).to(tl.int32)
-    end = ((run + 1) * total // runs).to(tl.int32)
-    first = tl.sum((ends <= begin).to(tl.int32), 0)
-    after_last = tl.sum(((ends - blocks < end) & (index < batch)).to(tl.int32), 0)
-    start = tl.sum(tl.where(index < first, blocks, 0), 0)
-    return first, after_last - first, start, begin, end
 
 
 @triton.jit
@@ -74,11 +39,11 @@ def _combine(
     index = tl.arange(0, BATCH)
     length = tl.load(seq_lens + request)
     own = blocks_of(length, max_seq_len, KEYS)
-    blocks = blocks_of(tl.load(seq_lens + index, mask=index < batch, other=0), max_seq_len, KEYS)
-    before = tl.sum(tl.where(index < request, blocks, 0), 0)
-    total = tl.sum(blocks, 0)
-    first = _run_with(before, total, runs)
-    count = tl.where(own > 0, _run_with(before + own - 1, total, runs) - first + 1, 0)
+    width = width_of(seq_lens, index, batch, max_seq_len, KEYS)
+    start = tl.sum(tl.where(index < request, width, 0), 0) + SWITCH
+    total = tl.sum(width, 0)
+    first = _run_with(start, total, runs)
+    count = tl.where(own > 0, _run_with(start + own - 1, total, runs) - first + 1, 0)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     if token >= q_len:
         return

@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from gpu_tests.reference.balanced import combine_runs
@@ -57,8 +56,7 @@ class Division:
 
     def options(self, device: torch.device) -> dict[str, object]:
         """Options of both launches."""
-        keys = self.max_seq_len * (self.batch_size if self.balanced else 1)
-        return launch_options(device, triton.cdiv(keys, self.num_splits))
+        return launch_options(device)
 
     def combine(
         self,

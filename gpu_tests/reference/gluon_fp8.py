@@ -11,6 +11,8 @@ Each key is looked up by itself, so that pages may have any size.
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -99,3 +101,8 @@ def _bf16_of_e4m3(words):
         pack=1,
     )
     return gl.join(low, high).reshape([words.shape[0], 2 * words.shape[1]])
+
+
+def words_of(k: Tensor) -> tuple[Tensor, int, int]:
+    """The cache `k` [P, page, 1, 576] in fp8 as words of four, and the strides of pages and slots in 16 bytes."""
+    return k.squeeze(2).view(torch.int32), k.stride(0) // 16, k.stride(1) // 16

@@ -46,15 +46,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.balanced import blocks_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
-    rows_of_request,
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
-from gpu_tests.reference.gluon_fp8 import PANELS, ROPE_PANEL, WINDOW, WORDS, load_panel, rows_of_keys, store_panel
+from gpu_tests.reference.gluon_fp8 import PANELS, ROPE_PANEL, WINDOW, WORDS, load_panel, rows_of_keys, store_panel, words_of
+from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
@@ -63,7 +62,7 @@ KEYS = gl.constexpr(64)
 LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
 HALF = gl.constexpr(MLA_COLUMNS[0] // 2)
 BF16_TILES, BF16_STAGES = gl.constexpr(5), gl.constexpr(3)
-QUANTIZED_TILES, QUANTIZED_STAGES = gl.constexpr(4), gl.constexpr(2)
+FP8_TILES, FP8_STAGES = gl.constexpr(4), gl.constexpr(2)
 """Latent halves and rope tiles that a CTA holds over a cache in bf16 and in fp8."""
 
 LAZY = gl.constexpr(8.0)
@@ -76,50 +75,30 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
-QUANTIZED_SCORE_REGISTERS, QUANTIZED_LOAD_REGISTERS = gl.constexpr(96), gl.constexpr(96)
+BF16_SCORE_REGISTERS, BF16_LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
+FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS = gl.constexpr(96), gl.constexpr(96)
+"""Registers a thread; four warps of each role and the eight of the values, with 160 a thread, have all of them."""
+
 RUNTIME_INTEGERS = ["k_page", "k_slot", "batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
 @gluon.jit
-def _piece(
-    turn, first, start, run_begin, run_end, split, num_splits, seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-    RAGGED: gl.constexpr, BALANCED: gl.constexpr,
-):  # fmt: skip
-    """The piece of a request that a program takes in its turn: the request, its first row and number of query
-    tokens, its length as given, the key blocks from `begin` to `end`, how many blocks the program had before,
-    and `start` of the next request.
+def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
+    """The ids of the pages that a block before `end` lies in, one unless pages are smaller; 0 where it has no
+    live key.
     """
-    request = first + turn
-    first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-    length = gl.load(seq_lens + request)
-    blocks = blocks_of(length, max_seq_len, KEYS)
-    if BALANCED:
-        begin, end = gl.maximum(run_begin - start, 0), gl.minimum(run_end - start, blocks)
-        before = gl.maximum(start - run_begin, 0)
-    else:
-        per_split = gl.cdiv(blocks, num_splits)
-        begin, before = split * per_split, 0
-        end = gl.minimum(begin + per_split, blocks)
-    return request, first_row, q_len, length, begin, end, before, start + blocks
-
-
-@gluon.jit
-def _first_part(request, split, num_splits, rows, BALANCED: gl.constexpr):
-    """Where the partial results of a request with `rows` rows begin, and how far apart those of its rows are:
-    as in `balanced`, or as in `combine` split `s` of row `r` at `r * num_splits + s`.
-    """
-    if BALANCED:
-        first, step = (split + request).to(gl.int64) * rows, 1
-    else:
-        first, step = request.to(gl.int64) * rows * num_splits + split, num_splits
-    return first, step
+    parts: gl.constexpr = max(KEYS.value // PAGE, 1)
+    ids = ()
+    for part in gl.static_range(parts):
+        key = block * KEYS + part * PAGE
+        ids += (gl.load(pages + key // PAGE, mask=(block < end) & (key < length), other=0),)
+    return ids
 
 
 @gluon.jit
 def _load_role(
-    q_half_map, q_rope_map, half_map, rope_map, q_latent, q_rope, tiles, rope,
+    q_half_map, q_rope_map, half_map, rope_map, q_halves, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free,
     block_tables, table_row, row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
@@ -130,33 +109,58 @@ def _load_role(
     The ring of halves turns once for the left half of Q and twice for every block.
     """
     STAGES: gl.constexpr = rope.shape[0]
+    before = 0
     for turn in range(count):
-        request, first_row, _, _, begin, end, before, start = _piece(
+        request, first_row, _, length, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
-        ring = 2 * before + turn
-        _load_half(q_half_map, tiles, full, free, ring, 0, query_row, 0)
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
-        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_latent.index(0))
-        tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
         pages = block_tables + request.to(gl.int64) * table_row
         # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
-        next_page = gl.load(pages + begin * KEYS // PAGE, mask=begin < end, other=0)
-        for block in range(begin, end):
-            page = next_page
-            next_page = gl.load(pages + (block + 1) * KEYS // PAGE, mask=block + 1 < end, other=0)
-            slot = block * KEYS % PAGE
+        next_ids = _page_ids(pages, begin, end, length, PAGE)
+        _load_half(q_half_map, tiles, full, free, 2 * before + turn, (0,), query_row, 0, ROWS)
+        # The rest of the query comes behind the first block: its tiles are in use for longer than those.
+        for block in range(begin, gl.maximum(end, begin + 1)):
+            ids = next_ids
+            next_ids = _page_ids(pages, block + 1, end, length, PAGE)
             step = before + block - begin
-            ring = _ring_of(step, turn, False)
-            _load_half(half_map, tiles, full, free, ring, page, slot, 0)
-            stage = step % STAGES
-            mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
-            mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
-            tma.async_copy_global_to_shared(rope_map, [page, slot, LATENT], rope_full.index(stage), rope.index(stage))
-            _load_half(half_map, tiles, full, free, ring + 1, page, slot, HALF)
+            if block < end:
+                slot = block * KEYS % PAGE
+                ring = _ring_of(step, turn, False)
+                _load_half(half_map, tiles, full, free, ring, ids, slot, 0, PAGE)
+                stage = step % STAGES
+                mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
+                mbarrier.expect(rope_full.index(stage), KEYS * ROPE * 2)
+                _load_pages(rope_map, rope.index(stage), rope_full.index(stage), ids, slot, LATENT, PAGE)
+                _load_half(half_map, tiles, full, free, ring + 1, ids, slot, HALF, PAGE)
+            if block == begin:
+                mbarrier.wait(q_free, (turn & 1) ^ 1)
+                mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
+                tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(0))
+                tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+        before += gl.maximum(end - begin, 0)
+
+
+@gluon.jit
+def _load_half(half_map, tiles, full, free, ring, ids, row, column, PAGE: gl.constexpr):
+    """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
+    TILES: gl.constexpr = tiles.shape[0]
+    tile = ring % TILES
+    mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
+    mbarrier.expect(full.index(tile), KEYS * HALF * 2)
+    _load_pages(half_map, tiles.index(tile), full.index(tile), ids, row, column, PAGE)
+
+
+@gluon.jit
+def _load_pages(page_map, tile, full, ids, row, column, PAGE: gl.constexpr):
+    """Columns from `column` of a block of keys, which lies in the pages `ids`, from `row` of the first one."""
+    if PAGE < KEYS:
+        for part in gl.static_range(len(ids)):
+            rows = tile.slice(part * PAGE, PAGE, dim=1)
+            tma.async_copy_global_to_shared(page_map, [ids[part], 0, column], full, rows)
+    else:
+        tma.async_copy_global_to_shared(page_map, [ids[0], row, column], full, tile)
 
 
 @gluon.jit
@@ -171,19 +175,22 @@ def _ring_of(step, turn, QUANTIZED: gl.constexpr):
 
 @gluon.jit
 def _load_and_convert_role(
-    q_half_map, q_rope_map, k, k_page, k_slot, q_latent, q_rope, tiles, rope,
+    q_half_map, q_rope_map, k, k_page, k_slot, q_halves, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). Keys that are not live become 0."""
+    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own, and keys that are not
+    live become 0.
+    """
     STAGES: gl.constexpr = rope.shape[0]
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WORDS))
+    before = 0
     for turn in range(count):
-        request, first_row, _, length, begin, end, before, start = _piece(
+        request, first_row, _, length, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         pages = block_tables + request.to(gl.int64) * table_row
         limit = gl.minimum(length, end * KEYS)
@@ -192,13 +199,13 @@ def _load_and_convert_role(
         query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
         mbarrier.wait(q_free, (turn & 1) ^ 1)
         mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
-        tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_latent.index(0))
-        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_latent.index(1))
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_halves.index(0))
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(1))
         tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
         rows, live = rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
         in_flight = ()
         for panel in gl.static_range(WINDOW):
-            in_flight = in_flight + (load_panel(rows, live, panel),)
+            in_flight += (load_panel(rows, live, panel),)
         key += KEYS
         page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
         for block in range(begin, end):
@@ -225,6 +232,7 @@ def _load_and_convert_role(
                     store_panel(in_flight[0], tiles.index(right), panel - ROPE_PANEL - 1)
                 in_flight = in_flight[1:] + (load_panel(rows, live, (panel + WINDOW) % PANELS),)
             _hand_over(full.index(right))
+        before += gl.maximum(end - begin, 0)
 
 
 @gluon.jit
@@ -232,16 +240,6 @@ def _hand_over(full):
     """A tile that ordinary stores have filled goes to the matrix instructions."""
     fence_async_shared()
     mbarrier.arrive(full)
-
-
-@gluon.jit
-def _load_half(half_map, tiles, full, free, ring, page, row, column):
-    """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
-    TILES: gl.constexpr = tiles.shape[0]
-    tile = ring % TILES
-    mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
-    mbarrier.expect(full.index(tile), KEYS * HALF * 2)
-    tma.async_copy_global_to_shared(half_map, [page, row, column], full.index(tile), tiles.index(tile))
 
 
 @gluon.jit
@@ -256,7 +254,7 @@ def _clear_dead_keys(latent, live_keys):
 
 @gluon.jit
 def _score_role(
-    q_latent, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
+    q_halves, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
     weights_ready, factors_ready, factors_free, block_tables, table_row, mask, mask_request, mask_row, sinks,
     lse_out, lse_token, part_lse, score_scale, score_scale_tensor, out_scale, out_scale_tensor, num_pages,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
@@ -268,20 +266,21 @@ def _score_role(
     """Scores and softmax of each block; at the end of a piece the factor of the values and the LSE of a row."""
     TILES: gl.constexpr = tiles.shape[0]
     STAGES: gl.constexpr = rope.shape[0]
-    PAGES: gl.constexpr = (KEYS + PAGE - 1) // PAGE  # of a block
+    PAGES: gl.constexpr = max(KEYS.value // PAGE, 1)  # of a block
     rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
-    page_of_block = gl.arange(0, PAGES, layout=gl.BlockedLayout([max(1, PAGES // 32)], [32], [4], [0]))
-    q_right = q_latent.index(q_latent.shape[0] - 1).reshape([ROWS, HALF])
+    page_of_block = gl.arange(0, PAGES, layout=gl.BlockedLayout([max(PAGES // 32, 1)], [32], [4], [0]))
+    q_right = q_halves.index(q_halves.shape[0] - 1).reshape([ROWS, HALF])
     scale = score_scale
     if SCALE_TENSOR:
         scale *= gl.load(score_scale_tensor)
+    before = 0
     for turn in range(count):
-        request, first_row, q_len, length, begin, end, before, start = _piece(
+        request, first_row, q_len, length, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         poisoned = length > max_seq_len
         if DIRECT and STRICT:
@@ -293,7 +292,7 @@ def _score_role(
         total = gl.zeros([ROWS], gl.float32, rows)
         outside = gl.zeros_like(page_of_block)
         if QUANTIZED:
-            q_left = q_latent.index(0).reshape([ROWS, HALF])
+            q_left = q_halves.index(0).reshape([ROWS, HALF])
         else:
             ring = 2 * before + turn
             mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
@@ -301,8 +300,8 @@ def _score_role(
             mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
-            is_read = block * KEYS + page_of_block * PAGE < length
-            page = gl.load(pages + block * KEYS // PAGE + page_of_block, mask=is_read, other=0)
+            has_keys = block * KEYS + page_of_block * PAGE < length
+            ids = gl.load(pages + block * KEYS // PAGE + page_of_block, mask=has_keys, other=0)
             step = before + block - begin
             stage = step % STAGES
             ring = _ring_of(step, turn, QUANTIZED)
@@ -316,7 +315,7 @@ def _score_role(
             scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
             mbarrier.wait(full.index((ring + 1) % TILES), (ring + 1) // TILES & 1)
             scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
-            outside |= ((page < 0) | (page >= num_pages)).to(gl.int32)
+            outside |= ((ids < 0) | (ids >= num_pages)).to(gl.int32)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(scores_ready.index(step % 2))
             scores *= scale
@@ -344,6 +343,7 @@ def _score_role(
                 _clear_dead_keys(right, length - block * KEYS)
             fence_async_shared()
             mbarrier.arrive(weights_ready.index(stage))
+        before += gl.maximum(end - begin, 0)
         mbarrier.arrive(q_free)
         poisoned |= gl.max(outside, 0) > 0
         head = row % HEADS
@@ -354,7 +354,7 @@ def _score_role(
             lse_rows = lse_out + first_row * lse_token + token * lse_token + head
         else:
             factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
             lse_rows = part_lse + first_part + row * apart
         mbarrier.wait(factors_free, (turn & 1) ^ 1)
         factors.store(factor)
@@ -368,8 +368,8 @@ def _value_role(
     out, out_token, out_head, part_out,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-    HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr, GATE: gl.constexpr,
-    QUANTIZED: gl.constexpr,
+    HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr,
+    OVERLAP: gl.constexpr, GATE: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of each block; at the end of a piece its product with the factor of the row."""
     TILES: gl.constexpr = tiles.shape[0]
@@ -377,10 +377,11 @@ def _value_role(
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
+    before = 0
     for turn in range(count):
-        request, first_row, q_len, _, begin, end, before, start = _piece(
+        request, first_row, q_len, _, begin, end, start = piece_of(
             turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, RAGGED, BALANCED,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
         )  # fmt: skip
         acc_left = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
         acc_right = gl.zeros([ROWS, HALF], gl.float32, VALUE_LAYOUT)
@@ -405,6 +406,9 @@ def _value_role(
             acc_right = warpgroup_mma_wait(0, deps=(acc_right,))
             mbarrier.arrive(free.index((ring + 1) % TILES))
             mbarrier.arrive(rope_free.index(stage))
+        before += gl.maximum(end - begin, 0)
+        if turn + 1 == count:
+            admit_successor(OVERLAP)
         mbarrier.wait(factors_ready, turn & 1)
         factor = factors.load(rows)
         mbarrier.arrive(factors_free)
@@ -413,7 +417,7 @@ def _value_role(
             pointers = out + (first_row + row // HEADS) * out_token + row % HEADS * out_head
             result: gl.constexpr = out.dtype.element_ty
         else:
-            first_part, apart = _first_part(request, split, num_splits, max_q_len * HEADS, BALANCED)
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
             pointers = part_out + (first_part + row * apart) * LATENT
             result: gl.constexpr = part_out.dtype.element_ty
             written &= factor != 0.0  # a row without keys in this piece leaves its part as it was
@@ -437,26 +441,20 @@ def _mla_decode(
     `num_splits` equal runs over all requests (axis 1).
 
     `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
+    `QUANTIZED`: the cache is `k` in fp8, with the strides of `gluon_fp8`; else that of the maps.
     """
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
     wait_for_predecessor(OVERLAP)
-    admit_successor(OVERLAP)
     if BALANCED:
         index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
         first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
-    if QUANTIZED:
-        HALVES: gl.constexpr = 2
-        TILES: gl.constexpr = QUANTIZED_TILES
-        STAGES: gl.constexpr = QUANTIZED_STAGES
-    else:
-        HALVES: gl.constexpr = 1
-        TILES: gl.constexpr = BF16_TILES
-        STAGES: gl.constexpr = BF16_STAGES
-    q_latent = gl.allocate_shared_memory(gl.bfloat16, [HALVES, 1, ROWS, HALF], PAGE_TILE)
+    TILES: gl.constexpr = FP8_TILES if QUANTIZED else BF16_TILES
+    STAGES: gl.constexpr = FP8_STAGES if QUANTIZED else BF16_STAGES
+    q_halves = gl.allocate_shared_memory(gl.bfloat16, [2 if QUANTIZED else 1, 1, ROWS, HALF], PAGE_TILE)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
     tiles = gl.allocate_shared_memory(gl.bfloat16, [TILES, 1, KEYS, HALF], PAGE_TILE)
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
@@ -479,8 +477,8 @@ def _mla_decode(
                            factors_free, free, rope_free, out, out_token, out_head, part_out,
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-                           HEADS, RAGGED, DIRECT, BALANCED, GATE, QUANTIZED)),
-            (_score_role, (q_latent, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
+                           HEADS, RAGGED, DIRECT, BALANCED, OVERLAP, GATE, QUANTIZED)),
+            (_score_role, (q_halves, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
                            rope_full, scores_ready, weights_ready, factors_ready, factors_free,
                            block_tables, table_row, mask, mask_request, mask_row, sinks,
                            lse_out, lse_token, part_lse, score_scale, score_scale_tensor,
@@ -489,21 +487,20 @@ def _mla_decode(
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                            HEADS, PAGE, RAGGED, MASK, SINKS, SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT,
                            BALANCED, QUANTIZED)),
-            (_load_and_convert_role,
-             (q_half_map, q_rope_map, k, k_page, k_slot, q_latent, q_rope, tiles, rope,
-              q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
-              row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
-              seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-              HEADS, PAGE, RAGGED, BALANCED)) if QUANTIZED else
-            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_latent, q_rope, tiles, rope,
+            (_load_and_convert_role, (q_half_map, q_rope_map, k, k_page, k_slot, q_halves, q_rope, tiles, rope,
+                                      q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
+                                      num_pages,
+                                      row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+                                      seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+                                      HEADS, PAGE, RAGGED, BALANCED)) if QUANTIZED else
+            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_halves, q_rope, tiles, rope,
                           q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
                           row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                           seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                           HEADS, PAGE, RAGGED, BALANCED)),
         ],
         [4, 4 if QUANTIZED else 1],
-        [QUANTIZED_SCORE_REGISTERS if QUANTIZED else SCORE_REGISTERS,
-         QUANTIZED_LOAD_REGISTERS if QUANTIZED else LOAD_REGISTERS],
+        [FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS] if QUANTIZED else [BF16_SCORE_REGISTERS, BF16_LOAD_REGISTERS],
     )  # fmt: skip
 
 
@@ -522,20 +519,23 @@ def _barriers(count: gl.constexpr):
     return barriers
 
 
-def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor | None, ...]:
-    """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576] if it is in bf16."""
-    rows, pages = query.flatten(0, 1), k.squeeze(2)
+def query_maps(query: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """TMA maps of `query` [num_tokens, H, 576] as rows."""
+    rows = query.flatten(0, 1)
     one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
-    q_maps = (
+    return (
         TensorDescriptor(one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
     )
-    if k.dtype != torch.bfloat16:
-        return *q_maps, None, None
+
+
+def cache_maps(k: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """TMA maps of the cache `k` [P, page, 1, 576] in bf16."""
+    pages = k.squeeze(2)
+    keys = min(KEYS.value, k.shape[1])
     return (
-        *q_maps,
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, HALF.value], PAGE_TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, KEYS.value, ROPE.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, HALF.value], PAGE_TILE.value),
+        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
     )
 
 
@@ -570,10 +570,9 @@ def paged_decode(
     parts = work.partial_results(workspace)
     tiles = triton.cdiv(heads * max_q_len, ROWS.value)
     quantized = k.dtype == torch.float8_e4m3fn
-    words = k.squeeze(2).view(torch.int32) if quantized else None
-    strides = [stride // 16 for stride in k.stride()[:2]] if quantized else [0, 0]
+    cache = (None, None, *words_of(k)) if quantized else (*cache_maps(k), None, 0, 0)
     _mla_decode[(tiles, *work.grid)](
-        *tensor_maps(query, k), words, *strides, out, lse, *parts,
+        *query_maps(query), *cache, out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),

@@ -28,8 +28,8 @@ Capability = tuple[int, int]
 MLA_COLUMNS = (512, 64)
 """Latent and rope columns that the Gluon kernel is written for."""
 
-GLUON_PAGES = (64, 128)
-"""Page sizes of the Gluon kernel: a block of 64 keys lies in one page."""
+GLUON_PAGES = (16, 32, 64, 128)
+"""Page sizes of the Gluon kernel: a block of 64 keys lies in one page, or fills whole ones."""
 
 GLUON_TRITON = ("3.6",)
 """Versions of Triton that the Gluon kernel was run with on a GPU: Gluon's functions change their names

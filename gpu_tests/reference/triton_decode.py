@@ -25,14 +25,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.balanced import blocks_of, run_of
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
-    rows_of_request,
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
+from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 
 LOG2E = math.log2(math.e)
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left"]
@@ -79,7 +78,6 @@ def _decode(
     tile, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     split = tl.program_id(1)
     wait_for_predecessor(OVERLAP)
-    admit_successor(OVERLAP)
     row = tile * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
     head = kv_head * GROUP + row % GROUP
@@ -93,11 +91,12 @@ def _decode(
             split, num_splits, tl.arange(0, BATCH), seq_lens, batch, max_seq_len, KEYS
         )
     else:  # a loop of one turn, which the compiler removes
-        first, count, start = tl.program_id(2), 1, 0
+        first, count, start, run_begin, run_end = tl.program_id(2), 1, 0, 0, 0
     for turn in range(count):
-        request = first + turn
-        first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
-        given_length = tl.load(seq_lens + request)
+        request, first_row, q_len, given_length, begin, end, start = piece_of(
+            turn, first, start, run_begin, run_end, split, num_splits, seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+            window_left, RAGGED, BALANCED, WINDOW, KEYS,
+        )  # fmt: skip
         too_long = given_length > max_seq_len
         length = tl.where(too_long, 0, given_length)
         live_row = token < q_len
@@ -107,18 +106,6 @@ def _decode(
         if ROPE > 0:
             rope_columns = D + tl.arange(0, ROPE)
             q_rope = tl.load(q_rows[:, None] + rope_columns[None, :], mask=live_row[:, None], other=0.0)
-
-        blocks = blocks_of(length, max_seq_len, KEYS)
-        if BALANCED:
-            begin, end = tl.maximum(run_begin - start, 0), tl.minimum(run_end - start, blocks)
-            start += blocks
-        else:
-            first_block = 0
-            if WINDOW:
-                first_block = tl.maximum(length - q_len - window_left, 0) // KEYS
-            per_split = tl.cdiv(blocks - first_block, num_splits)
-            begin = first_block + split * per_split
-            end = tl.minimum(begin + per_split, blocks)
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -169,6 +156,8 @@ def _decode(
             top = new_top
             key += KEYS
 
+        if turn + 1 == count:
+            admit_successor(OVERLAP)
         poisoned = too_long | (tl.max(outside, 0) > 0)
         if DIRECT:
             if STRICT:
@@ -181,12 +170,9 @@ def _decode(
             tl.store(out_rows, (acc * factor[:, None]).to(out.dtype.element_ty), mask=live_row[:, None])
         else:
             factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-            if BALANCED:
-                slot, parts, offset = split + request, 1, 0
-            else:
-                slot, parts, offset = request, num_splits, split
-            row_of_parts = ((slot * max_q_len + token) * (GROUP * KV_HEADS) + head).to(tl.int64)
-            part = row_of_parts * parts + offset
+            heads: tl.constexpr = GROUP * KV_HEADS
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * heads, BALANCED)
+            part = first_part + (token * heads + head) * apart
             tl.store(part_lse + part, lse, mask=live_row)
             written = live_row & (factor != 0.0)
             tl.store(part_out + part[:, None] * DV + value_columns, acc * factor[:, None], mask=written[:, None])

@@ -9,7 +9,7 @@ import pytest
 
 from ci.cli.main import COMMANDS
 from ci.plan import Plan
-from tests.cli.conftest import TEST, Nightcap
+from tests.cli.conftest import NIGHTLY, TEST, Nightcap
 
 ROOT = Path(__file__).parents[2]
 RED_NIGHT = ROOT / "tests/data/red_night"
@@ -97,6 +97,33 @@ def test_a_hand_written_file_in_the_way_is_never_overwritten(engine: Path, night
     assert path.read_text() == "name: by hand\n"
 
 
+QUARANTINE = """\
+tests:
+  - {test: "tests/test_kernels.py::test_topk", reason: races, issue: my-org/my-engine#1, owner: "@somebody",
+     expires: 2026-11-30}
+"""
+
+
+def test_an_expired_quarantine_is_a_warning_to_generate_and_an_error_to_plan(engine: Path, nightcap: Nightcap) -> None:
+    nightcap("generate")
+    (engine / "workflows/quarantine.yml").write_text(QUARANTINE)
+    for command in (["generate"], ["generate", "--check"], ["generate", "--json"]):
+        last_day, after = nightcap("--today", "2026-11-30", *command), nightcap("--today", "2026-12-01", *command)
+        assert (after.code, after.out) == (last_day.code, last_day.out) == (0, last_day.out)
+        assert last_day.err == ""
+        assert after.err.startswith("warning: workflows/quarantine.yml:3: tests[0].expires: the quarantine of ")
+        assert "expired on 2026-11-30" in after.err
+        assert "fix: repair the test" in after.err
+    assert nightcap("--today", "2026-12-01", "plan").code == 2
+
+
+def test_a_quarantine_that_is_wrong_whatever_the_day_is_an_error_to_generate(engine: Path, nightcap: Nightcap) -> None:
+    (engine / "workflows/quarantine.yml").write_text(QUARANTINE.replace("owner", "owners"))
+    found = nightcap("generate")
+    assert (found.code, found.out) == (2, "")
+    assert "did you mean 'owner'" in found.err
+
+
 def test_a_night_of_one_machine_is_planned_run_and_judged(engine: Path, nightcap: Nightcap) -> None:
     Path("plan.json").write_text(nightcap("plan", "--json", "--filter", "kernels").out)
     assert nightcap("run", "kernels", "--plan", "plan.json", "--results", "results").code == 0
@@ -119,6 +146,15 @@ def test_a_plan_of_another_tree_does_not_run(engine: Path, nightcap: Nightcap) -
     assert found.code == 2
     assert "check out the same commit" in found.err
     assert not Path("results").exists()
+
+
+def test_a_plan_runs_on_after_the_day_on_which_something_in_its_tree_expires(engine: Path, nightcap: Nightcap) -> None:
+    off = "  off: {suites: [kernels], enabled: false, disabled: {reason: broken, expires: 2026-11-30}}\n"
+    (engine / "workflows/nightly.yml").write_text(NIGHTLY + off)
+    Path("plan.json").write_text(nightcap("--today", "2026-11-30", "plan", "--json", "--filter", "kernels").out)
+    run = ("run", "kernels", "--results", "results")
+    assert nightcap("--today", "2026-12-01", *run, "--plan", "plan.json").code == 0
+    assert nightcap("--today", "2026-12-01", *run).code == 2
 
 
 def test_gate_names_every_hole_of_a_red_night(nightcap: Nightcap) -> None:

@@ -107,3 +107,13 @@ def test_nothing_that_exists_is_overwritten(empty: Path, nightcap: Nightcap) -> 
     assert "exists already, nothing written: workflows/runners.yml" in found.err
     assert [path.name for path in (empty / "workflows").iterdir()] == ["runners.yml"]
     assert (empty / "workflows/runners.yml").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["workflows", "tests"])
+def test_a_file_where_a_folder_must_be_is_named_before_anything_is_written(
+    empty: Path, nightcap: Nightcap, name: str
+) -> None:
+    put(empty, {name: "mine\n"})
+    found = nightcap("init")
+    assert (found.code, found.err) == (2, f"no folder, nothing written: {name}\n")
+    assert sorted(path.name for path in empty.iterdir()) == [".git", name]

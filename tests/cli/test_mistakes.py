@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,7 @@ NIGHTCAP = str(Path(sys.executable).parent / "nightcap")
         (("-C", "workflows/nightly.yml", "plan"), "is a file"),
         (("-C", "tests", "plan"), "run `nightcap init` to write first specs"),
         (("run", "kernls"), "did you mean 'kernels'?"),
+        (("run", "xyz"), "no job 'xyz' in nightly. there are kernels, report"),
         (("run", "kernels", "--shard", "9/9"), "job kernels has 1 shard, not 9"),
         (("run", "kernels", "--shard", "first"), "write it as 2/4"),
         (("run", "kernels", "--plan", "nowhere.json"), "'nowhere.json' does not exist"),
@@ -46,7 +48,11 @@ NIGHTCAP = str(Path(sys.executable).parent / "nightcap")
         (("gate", "nowhere.json", "tests"), "'nowhere.json' does not exist"),
         (("gate", "tests/test_kernels.py", "tests"), "is no plan of this version"),
         (("gate", "tests/test_kernels.py", "tests", "--needs", "nowhere"), "No such file"),
+        (("gate", "/dev/null", "tests"), "/dev/null is no plan of this version"),
+        (("shards", "kernels", "--target", ""), "write it as 90s, 40m, 2h or 1h30m"),
+        (("durations", "update", "tests"), "no journal.jsonl below tests: nothing to take times from"),
         (("local",), "is not in a git repository"),
+        (("local", "--event", "push"), "no trigger for push: --event may be schedule, workflow_dispatch"),
         (("step", "plan"), "people use `nightcap plan`"),
         (("step", "run"), "people use `nightcap run`"),
     ],
@@ -86,6 +92,42 @@ def test_a_wrong_file_is_named(engine: Path, nightcap: Nightcap, path: str, cont
     assert found.code == 2
     assert said in found.err
     assert not (engine / ".github").exists(), "nothing is written when anything is wrong"
+
+
+def test_broken_durations_are_named_with_their_folder(engine: Path, nightcap: Nightcap) -> None:
+    (engine / "workflows/durations.json").write_text("{")
+    found = nightcap("plan")
+    assert found.code == 2
+    assert "  workflows/durations.json: Invalid JSON" in found.err
+
+
+def test_an_event_that_github_never_starts_the_workflow_on_is_noted(engine: Path, nightcap: Nightcap) -> None:
+    found = nightcap("plan", "--event", "push")
+    assert (found.code, found.err) == (
+        0,
+        "note: GitHub does not start nightly on push, only on schedule, workflow_dispatch\n",
+    )
+    assert nightcap("plan", "--event", "schedule").err == nightcap("plan").err == ""
+
+
+def test_a_plan_may_come_through_a_pipe(engine: Path, nightcap: Nightcap) -> None:
+    """As in `nightcap gate <(nightcap plan --json) results`."""
+    plan = nightcap("plan", "--json", "--filter", "kernels").out
+    assert nightcap("run", "kernels", "--results", "results").code == 0
+    read, write = os.pipe()
+    os.write(write, plan.encode())
+    os.close(write)
+    found = nightcap("gate", f"/dev/fd/{read}", "results")
+    os.close(read)
+    assert f"plan {json.loads(plan)['hash']}" in found.out
+
+
+def test_a_plan_of_another_repository_is_told_by_its_workflow(engine: Path, nightcap: Nightcap) -> None:
+    Path("plan.json").write_text(nightcap("plan", "--json").out)
+    (engine / "workflows/nightly.yml").rename(engine / "workflows/weekly.yml")
+    found = nightcap("run", "kernels", "--plan", "plan.json")
+    assert found.code == 2
+    assert "no workflow 'nightly' in workflows/: there are weekly" in found.err
 
 
 def test_a_folder_in_the_way_is_named(engine: Path, nightcap: Nightcap) -> None:

@@ -115,6 +115,16 @@ def test_a_failed_test_is_reproduced_from_whichever_shard_ran_it(two_shards: Pat
     assert found.out.endswith(f"python -m pytest '{FILE}::test_sort[2]'\n")
 
 
+def test_a_test_whose_file_is_gone_is_reproduced_at_the_commit_of_its_journal(
+    two_shards: Path, nightcap: Nightcap
+) -> None:
+    nightcap("run", "kernels", "--results", "results")
+    (two_shards / OTHER).unlink()
+    found = nightcap("run", "kernels", "--results", "results", "--reproduce", f"{OTHER}::test_topk")
+    assert found.code == 2
+    assert f"{OTHER} of suite kernels is no longer part of job kernels: check out the commit of" in found.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -128,7 +138,7 @@ def test_a_failed_test_is_reproduced_from_whichever_shard_ran_it(two_shards: Pat
             f"it has no {OTHER}::test_tpok. did you mean '{OTHER}::test_topk'",
         ),
         (("kernels", "--rerun-failed", "workflows/nightly.yml"), "is no journal: it has no first line"),
-        (("kernels", "--reproduce", "x"), "no journal below .nightcap/results has a result of x"),
+        (("kernels", "--reproduce", "x"), "no journal of job kernels below .nightcap/results has a result of x"),
         (("kernels", "--plan", "workflows/nightly.yml"), "is no plan of this version"),
     ],
 )

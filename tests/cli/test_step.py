@@ -229,6 +229,35 @@ def test_it(name):
     assert "<script>" not in (tmp_path / "summary").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"NIGHTCAP_WORKFLOW": "nigthly"}, "did you mean 'nightly'?"),
+        ({"NIGHTCAP_INPUTS": "{"}, "NIGHTCAP_INPUTS is not the JSON of `inputs`"),
+        ({"NIGHTCAP_INPUTS": "[1]"}, "NIGHTCAP_INPUTS is not the JSON of `inputs`"),
+        ({"GITHUB_EVENT_NAME": ""}, "people use `nightcap plan`"),
+    ],
+)
+def test_what_github_never_says_makes_no_plan_and_no_traceback(step: Any, given: dict[str, str], said: str) -> None:
+    done = step("plan", **given)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_input_without_a_value_is_no_filter(step: Any, tmp_path: Path) -> None:
+    assert step("plan", NIGHTCAP_INPUTS='{"job_filter": null}').returncode == 0
+    assert json.loads(outputs(tmp_path)["jobs"]) == ["alpha", "report"]
+
+
+def test_a_job_that_the_plan_does_not_know_is_named(step: Any, tmp_path: Path) -> None:
+    assert step("plan").returncode == 0
+    keep(tmp_path, "plan-a1")
+    done = step("run", NIGHTCAP_JOB="alhpa", NIGHTCAP_SHARD="1-of-2")
+    assert done.returncode == 2
+    assert "no job 'alhpa' in nightly. did you mean 'alpha'?" in done.stderr
+
+
 def test_without_a_plan_the_gate_is_red(step: Any, tmp_path: Path) -> None:
     needs = {"plan": {"result": "failure", "outputs": {"error": "nothing matches"}}}
     done = step("gate", NIGHTCAP_NEEDS=json.dumps(needs))

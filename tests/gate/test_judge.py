@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ci.gate import JobResult, Night, judge
-from ci.journal import Journal, UnitFinished
+from ci.journal import Journal, TestStarted, UnitFinished, UnitStarted
 from ci.plan import Plan
 
 MakePlan = Callable[..., Plan]
@@ -105,6 +105,25 @@ def test_a_test_without_a_good_result_turns_the_night_red_by_name(
     assert verdicts(night) == PASSED | {B: verdict}
     assert red(night) == [(kind, "mla", "1-of-1", (B,))]
     assert night.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "verdict"),
+    [("crashed", "crashed"), ("timed-out", "timed-out"), ("silent", "timed-out"), ("interrupted", "lost")],
+)
+def test_a_test_without_an_end_took_the_time_until_its_process_ended(
+    plan: Plan, record: Record, ending: str, verdict: str
+) -> None:
+    whole = record(plan, "mla", "1-of-1", {F: [{"results": {A: "passed", B: None, C: "never"}, "ending": ending}]})
+    started = {TestStarted: 10, UnitStarted: 7}
+    events = [event.model_copy(update={"at": started.get(type(event), event.at)}) for event in whole.events]
+    ended = [event.model_copy(update={"seconds": 33}) if event.event == "unit_finished" else event for event in events]
+    night = judge(plan, None, [replace(whole, events=tuple(ended))])
+    assert {one.test: (one.verdict, one.seconds) for one in night.tests} == {
+        A: ("passed", 0.5),
+        B: (verdict, 30),
+        C: ("lost", 0),
+    }
 
 
 @pytest.mark.parametrize("bad", ["failed", "crashed", "timed-out", None])

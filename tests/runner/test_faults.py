@@ -42,6 +42,26 @@ def test_a_crash_is_the_running_tests_and_the_others_still_run(bench: Bench, fau
     assert night.result.exit_code is ExitCode.FAILED
 
 
+def test_a_crashed_test_took_the_time_until_its_process_died(bench: Bench) -> None:
+    night = bench.run_file("""
+        import os, time
+        def test_before(): time.sleep(0.3)
+        def test_culprit():
+            time.sleep(0.3)
+            os.abort()
+    """)
+    before, culprit = night.of(TestFinished)
+    assert culprit.outcome == "crashed"
+    assert 0.2 < culprit.seconds < night.of(UnitFinished)[0].seconds - before.seconds
+
+
+def test_a_file_that_hangs_while_it_is_imported_blames_tests_that_never_started(bench: Bench) -> None:
+    night = bench.run_file("import time; time.sleep(60)\ndef test_a(): pass", "test_a", file_timeout=2)
+    assert (night.results, night.endings) == ({"test_a": ["timed-out"]}, ["timed-out"])
+    assert "before its tests were collected" in night.message("test_a")
+    assert [event.seconds for event in night.of(TestFinished)] == [0]
+
+
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
@@ -119,6 +139,7 @@ def test_a_hang_is_ended_at_its_budget_with_the_stacks(bench: Bench, fault: str,
     assert stacks.name in night.message("test_hangs")
     assert stack in stacks.read_text()
     assert stacks.read_text().count("\n== ") == 2, "at half the budget, and at its end"
+    assert 0 < night.of(TestFinished)[1].seconds < night.of(UnitFinished)[0].seconds
 
 
 def test_a_test_over_its_own_budget_is_ended_and_the_others_run(bench: Bench) -> None:

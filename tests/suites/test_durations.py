@@ -165,5 +165,5 @@ def test_a_file_of_another_form_is_an_error_with_the_place(tmp_path: Path, text:
     with pytest.raises(SpecError) as caught:
         Durations.load(tmp_path / "durations.json")
     (problem,) = caught.value.problems
-    assert (problem.file, problem.field) == ("durations.json", field)
+    assert (problem.file, problem.field) == ("workflows/durations.json", field)
     assert message in problem.message
