@@ -57,11 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from gpu_tests.contract.verify import load_factory
 
     try:
-        config.stash[CHOICE] = KernelChoice(kernel, grid)
+        choice = config.stash[CHOICE] = KernelChoice(kernel, grid)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    if config.stash[CHOICE].forced:
-        config.pluginmanager.register(ForcedKernelRan(config.stash[CHOICE], config.getoption("collectonly")))
+    if choice.forced and not config.getoption("collectonly") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ForcedKernelRan(choice))
     if backend is not None:
         try:
             load_factory(backend)
@@ -72,23 +72,20 @@ def pytest_configure(config: pytest.Config) -> None:
 class ForcedKernelRan:
     """Counts the tests in which a forced kernel ran: a run in which it ran in none is no pass."""
 
-    def __init__(self, choice: Any, collect_only: bool) -> None:
-        self._choice, self._collect_only = choice, collect_only
-        self._tests = Counter[str]()
+    def __init__(self, choice: Any) -> None:
+        self._choice, self._tests = choice, Counter[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
             self._tests.update(value for name, value in report.user_properties if name == PROPERTY)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        on_worker = hasattr(session.config, "workerinput")
-        if not (self._collect_only or on_worker or self._tests["ran"]):
+        if not self._tests["ran"]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self._collect_only:
-            ran, left_out = self._tests["ran"], self._tests["not applicable"]
-            terminalreporter.write_line(f"{self._choice}: ran in {ran} tests, not applicable to {left_out}")
+        ran, left_out = self._tests["ran"], self._tests["not applicable"]
+        terminalreporter.write_line(f"{self._choice}: ran in {ran} tests, not applicable to {left_out}")
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

@@ -95,6 +95,7 @@ def test_worlds_have_the_heads_of_a_model_when_gluon_is_forced_and_stay_what_the
     assert KernelChoice("gluon").adapt(WORLDS["mha-long"]) == replace(
         WORLDS["mha-long"], kernel="gluon", dtype="bfloat16", num_q_heads=16, num_kv_heads=2, head_dim=128
     )
+    assert KernelChoice("gluon").adapt(WORLDS["mla-deepseek-128"]).num_q_heads == 128
     assert KernelChoice("triton").adapt(spec) == replace(spec, kernel="triton")
 
 

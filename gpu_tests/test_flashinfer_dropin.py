@@ -8,6 +8,7 @@ wrapper for MLA (FlashInfer's own function of that name has no kernel for Hopper
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -273,13 +274,14 @@ def engine(name: str, arguments: dict[str, Any]) -> Tensor:
 
 @needs_both
 @pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["auto", "triton"])
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_an_engine_that_calls_us_in_place_of_xqa_gets_the_same_attention(
-    call: Call, monkeypatch: pytest.MonkeyPatch
+    call: Call, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = {name: engine(name, call.mha("cuda")) for name in (MHA, XQA)}
     for name, expected in theirs.items():
-        monkeypatch.setattr(f"flashinfer.decode.{name}", OURS[name])
+        monkeypatch.setattr(f"flashinfer.decode.{name}", functools.partial(OURS[name], backend=kernel))
         ours = engine(name, call.mha("cuda"))
         assert not torch.equal(ours, expected), "the bits of another kernel were expected: was it swapped?"
         assert largest_difference(ours, expected) < (FP8 if call.fp8 else BF16)

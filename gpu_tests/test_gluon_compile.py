@@ -27,10 +27,10 @@ pytestmark = [
 SHARED_BYTES = 227 * 1024
 """What one CTA of a Hopper GPU can have."""
 
-MOST_SPILLS = {"Gluon": 0, "Gluon, runs": 16, "Triton": 256, "Triton, runs": 440}
-"""Local-memory instructions in a kernel. The Gluon kernel was written not to have any; on the balanced grid it
-keeps a few numbers of its run there, outside of the loop over blocks. The portable tile of 64 MLA rows has an
-accumulator that leaves no register free.
+MOST_SPILLS = {"Gluon": 8, "Gluon, runs": 48, "Triton": 256, "Triton, runs": 440}
+"""Local-memory instructions in a kernel. The Gluon kernels were written not to have any; with small pages, and on
+the balanced grid, they keep a few numbers of their run there, outside of the loop over blocks. The portable tile
+of 64 MLA rows has an accumulator that leaves no register free.
 """
 
 
@@ -52,17 +52,19 @@ def test_the_installed_triton_is_one_that_the_gluon_kernel_was_run_with(compiled
 def test_no_kernel_spills_more_than_its_bound_or_needs_more_memory_than_there_is(compiled: dict[str, Any]) -> None:
     for launch, kernels in compiled["launches"].items():
         for kernel in kernels:
-            family = launch.split(",")[0].split()[-1] + (", runs" if "runs" in launch else "")
+            family = launch.split(" in ")[1].split(",")[0] + (", runs" if "runs" in launch else "")
             assert kernel["spills"] <= MOST_SPILLS[family], (launch, kernel)
             assert kernel["shared_bytes"] <= SHARED_BYTES, (launch, kernel)
 
 
 def test_the_gluon_kernel_is_made_of_the_matrix_instructions_of_its_tile(compiled: dict[str, Any]) -> None:
     # 64 x 64 scores over 576 columns are 36 x m64n64k16; 64 x 512 outputs over 64 keys, in two warp groups of
-    # 256 columns each, are 2 x 4 x m64n128k16 in the one program text.
+    # 256 columns each, are 2 x 4 x m64n128k16 in the one program text. 64 x 64 scores over 128 columns are 8 x
+    # m64n64k16, 64 x 128 outputs over 64 keys 4 x m64n128k16.
     counts = {launch: kernels[0]["hgmma"] for launch, kernels in compiled["launches"].items() if "Gluon" in launch}
-    assert counts
-    assert set(counts.values()) == {36 + 8}
+    assert {launch.split()[0] for launch in counts} == {"MLA", "GQA"}
+    for launch, count in counts.items():
+        assert count == (36 + 8 if launch.startswith("MLA") else 8 + 4), launch
 
 
 def test_a_launch_is_followed_by_a_combine_unless_it_has_one_split(compiled: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -21,39 +21,14 @@ from torch import Tensor
 from gpu_tests.reference import oracle, select
 from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors, weight_rounding
 from gpu_tests.reference.decode import KernelPreconditionError
-from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted, same_bits
+from gpu_tests.reference.trial import GLUON, HOPPER, Kernel, Launch, Shape, Trial, assert_accepted, replayed, same_bits
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
-
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-GLUON = Kernel("gluon", "cuda", (torch.bfloat16,))
-WORKSPACE = 32 << 20
-"""fp32 elements: more than any forced number of splits needs here."""
 
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (sm_90)")
 
 
 # Shapes.
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A shape and the number of splits that is forced on it; None: what the kernel chooses."""
-
-    shape: Shape
-    splits: int | None
-
-    def __str__(self) -> str:
-        return f"{self.shape}-splits{self.splits or ''}"
-
-    def launch(self, monkeypatch: pytest.MonkeyPatch, empty_rows: str = "safe") -> Launch:
-        from gpu_tests.reference import division
-
-        if self.splits is not None:
-            monkeypatch.setattr(division, "splits_for", lambda *_: self.splits)
-        launch = Launch(GLUON, self.shape, torch.bfloat16, empty_rows=empty_rows)
-        launch.workspace = torch.zeros(WORKSPACE, device="cuda")
-        return launch
 
 
 def lengths_of(page: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -94,22 +69,6 @@ BALANCED_TRIALS = [
     for heads, page, q_len in ((16, 64, 1), (16, 128, 4), (128, 64, 2), (16, 16, 1), (16, 32, 4))
     for runs in (1, 3, 50, None)
 ]
-
-
-def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A captured launch; each call replays it over NaN."""
-    launch.run()  # compiles the kernels: that cannot happen inside a capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch.launch()
-
-    def replay() -> tuple[Tensor, Tensor]:
-        for buffer in (launch.out, launch.lse, launch.workspace[: 1 << 20]):
-            buffer.fill_(math.nan)
-        graph.replay()
-        return launch.out, launch.lse
-
-    return replay
 
 
 @needs_hopper
@@ -281,7 +240,7 @@ def test_auto_takes_gluon_for_mla_and_triton_for_what_it_cannot_run(caplog: pyte
 
 # Which kernel, and why: on any machine.
 
-MLA = {"head_dim_v": 512, "latent": True, "capability": (9, 0), "triton": "3.6.0"}
+MLA = {"v": None, "head_dim_v": 512, "capability": (9, 0), "triton": "3.6.0"}
 
 
 def mla_tensors(heads: int = 16, page_size: int = 64, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
@@ -291,7 +250,7 @@ def mla_tensors(heads: int = 16, page_size: int = 64, dtype: torch.dtype = torch
 def test_mla_on_hopper_runs_in_gluon_and_the_reason_says_so() -> None:
     choice = select.choose(*mla_tensors(), **MLA)
     assert choice.kernel == "gluon"
-    assert choice.reason == "MLA in bfloat16 with pages of 64 on Hopper, Triton 3.6.0"
+    assert choice.reason == "MLA in bfloat16 over a cache in bfloat16 with pages of 64 on Hopper, Triton 3.6.0"
 
 
 @pytest.mark.parametrize(
@@ -303,7 +262,6 @@ def test_mla_on_hopper_runs_in_gluon_and_the_reason_says_so() -> None:
         ({}, mla_tensors(page_size=8), "pages of 8, must be (16, 32, 64, 128)"),
         ({}, mla_tensors(dtype=torch.float16), "float16, must be bfloat16"),
         ({"head_dim_v": 256}, mla_tensors(), "(256, 320) columns, must be (512, 64)"),
-        ({"latent": False}, mla_tensors(), "must be MLA"),
         ({}, (mla_tensors()[0][:, :8], mla_tensors()[1]), "tokens without gaps"),
     ],
 )

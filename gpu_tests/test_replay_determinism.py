@@ -54,6 +54,7 @@ CASES = [
     for kernel, *sizes in [
         (GLUON, 16, 0, 4, 64),
         (GLUON, 128, 0, 1, 64),
+        (GLUON, 64, 8, 4, 32),
         (TRITON, 16, 0, 1, 64),
         (TRITON, 64, 8, 4, 32),
     ]

@@ -25,11 +25,14 @@ from gpu_tests.backends.runner import Runner
 from gpu_tests.contract.scenario import WORLDS
 from gpu_tests.reference.decode import KernelPreconditionError
 
-GLUON_SHAPES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "mla": ("mla-deepseek", ("num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
-    "mha": ("mha-llama", ("num_q_heads", "num_kv_heads", "head_dim")),
-}
-"""For each family the world whose dtype and heads all others have when Gluon is forced, and the fields of the heads."""
+GLUON_WORLDS = {"mla": "mla-deepseek", "mha": "mha-llama"}
+"""The world of each family whose dtype and heads others have when Gluon is forced."""
+
+HEADS = (
+    "num_q_heads", "num_kv_heads", "head_dim", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+)  # fmt: skip
+WIDTHS = ("head_dim", "kv_lora_rank", "qk_rope_head_dim")
+"""Fields of a world that say what its heads are, and those that a kernel is compiled for."""
 
 
 class NotApplicable(Exception):
@@ -69,10 +72,11 @@ class KernelChoice:
         chosen = replace(spec, kernel=self.kernel, grid=self.grid)  # type: ignore[arg-type]  # checked above
         if self.kernel != "gluon":
             return chosen
-        world, heads = GLUON_SHAPES[spec.family]
-        model = WORLDS[world]
-        shapes = {name: getattr(model, name) for name in heads}
-        return replace(chosen, dtype=model.dtype, max_context=max(spec.max_context, model.max_context), **shapes)
+        model = WORLDS[GLUON_WORLDS[spec.family]]
+        if all(getattr(spec, name) == getattr(model, name) for name in WIDTHS):
+            return chosen
+        heads = {name: getattr(model, name) for name in HEADS}
+        return replace(chosen, dtype=model.dtype, max_context=max(spec.max_context, model.max_context), **heads)
 
 
 BEST = KernelChoice()

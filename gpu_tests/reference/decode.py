@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 Backend = Literal["auto", "gluon", "triton", "torch"]
-MODULES = {"gluon": "gluon_mla", "triton": "triton_decode"}
 EmptyRows = Literal["strict", "safe"]
 Grid = Literal["split", "balanced"]
 Scale = float | Tensor
@@ -302,7 +301,8 @@ class _Launch:
             torch_decode.paged_decode_torch(out, lse, *self._op_arguments())
         else:
             # Triton is an optional dependency: a machine without a GPU does not need it.
-            module = importlib.import_module(f"gpu_tests.reference.{MODULES[kernel]}")
+            gluon = "gluon_gqa" if self.v is not None else "gluon_mla"
+            module = importlib.import_module(f"gpu_tests.reference.{gluon if kernel == 'gluon' else 'triton_decode'}")
             batch = self.block_tables.shape[0]
             balanced = self.grid == "balanced"
             division = importlib.import_module("gpu_tests.reference.division")
@@ -315,15 +315,14 @@ class _Launch:
     def _kernel(self, backend: Backend, problems: Problems) -> select.Kernel:
         """The kernel that the caller forces, or the best one; raises when it cannot run this launch."""
         gpu = {"capability": select.capability_of(self.query.device), "triton": select.triton_version()}
-        tensors = {"head_dim_v": self.head_dim_v, "latent": self.v is None}
         if backend == "auto":
-            choice = select.choose(self.query, self.k, **tensors, **gpu)
+            choice = select.choose(self.query, self.k, self.v, head_dim_v=self.head_dim_v, **gpu)
             select.log_once(choice)
             backend = choice.kernel
         if backend == "gluon":
-            select.check_gluon(problems, self.query, self.k, **tensors, **gpu)
+            select.check_gluon(problems, self.query, self.k, self.v, head_dim_v=self.head_dim_v, **gpu)
         elif backend == "triton":
-            select.check_triton(problems, self.query, self.k, **tensors)
+            select.check_triton(problems, self.query, self.k, self.v, head_dim_v=self.head_dim_v)
         problems.raise_if_any()
         return backend
 

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gpu_tests.reference import combine, division, gluon_mla, triton_decode
+from gpu_tests.reference import combine, division, gluon_gqa, gluon_mla, triton_decode
 from gpu_tests.reference.splits import count_parts, partial_bytes
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -67,7 +67,7 @@ def launch(
     splits: int = 1,
     options: bool = False,
     balanced: bool = False,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    fp8: bool = False,
 ) -> None:
     """One launch of `kernel` (a module with `paged_decode`); `kv_heads` 0 is MLA. `options` turns all on:
     ragged queries, draft mask, sinks, tensor scales, strict, and a window in GQA unless `balanced`.
@@ -76,7 +76,7 @@ def launch(
     division.splits_for = lambda *_: splits
     columns, columns_v = (576, 512) if latent else (128, 128)
     query = torch.zeros(batch * q_len, heads, columns, dtype=torch.bfloat16)
-    k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=kv_dtype)
+    k = torch.zeros(4, page_size, kv_heads or 1, columns, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
     tables = torch.zeros(batch, -(-max_seq_len // page_size), dtype=torch.int32)
     out, lse = query.new_zeros(*query.shape[:2], columns_v), torch.zeros(query.shape[:2])
     num_parts = count_parts(batch, q_len * heads, splits, balanced)
@@ -98,8 +98,15 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     for family, kernel, shape in (
         ("MLA 16 heads in Gluon", gluon_mla, {"heads": 16}),
         ("MLA 128 heads in Gluon", gluon_mla, {"heads": 128, "page_size": 128}),
-        ("MLA 16 heads in Gluon over fp8", gluon_mla, {"heads": 16, "page_size": 16, "kv_dtype": torch.float8_e4m3fn}),
-        ("MLA 128 heads in Gluon over fp8", gluon_mla, {"heads": 128, "kv_dtype": torch.float8_e4m3fn}),
+        ("MLA 16 heads, pages of 16 in Gluon", gluon_mla, {"heads": 16, "page_size": 16}),
+        ("MLA 16 heads in Gluon over fp8", gluon_mla, {"heads": 16, "page_size": 16, "fp8": True}),
+        ("MLA 128 heads in Gluon over fp8", gluon_mla, {"heads": 128, "fp8": True}),
+        ("GQA 64 to 8 heads in Gluon", gluon_gqa, {"heads": 64, "kv_heads": 8, "page_size": 32}),
+        (
+            "GQA 64 to 8 heads, fp8 cache in Gluon",
+            gluon_gqa,
+            {"heads": 64, "kv_heads": 8, "page_size": 16, "fp8": True},
+        ),
         ("MLA 16 heads in Triton", triton_decode, {"heads": 16, "page_size": 32}),
         ("GQA 64 to 8 heads in Triton", triton_decode, {"heads": 64, "kv_heads": 8}),
     )

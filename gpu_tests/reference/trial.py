@@ -6,8 +6,10 @@ Outputs and workspaces are NaN before each launch; dead slots, spare pages and g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,6 +34,12 @@ class Kernel:
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.device}"
+
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+GLUON = Kernel("gluon", "cuda", (torch.bfloat16,))
+WORKSPACE = 32 << 20
+"""fp32 elements: more than any forced number of splits needs in a trial."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,8 @@ class Shape:
     def __str__(self) -> str:
         family = f"mla{self.heads}" if self.mla else f"gqa{self.heads}x{self.kv_heads}"
         grid = "" if self.grid == "split" else f"-{self.grid}"
-        return f"{family}-page{self.page_size}-q{self.q_len}{grid}-" + "_".join(map(str, self.lengths))
+        cache = "-fp8" if self.kv_dtype == torch.float8_e4m3fn else ""
+        return f"{family}-page{self.page_size}-q{self.q_len}{grid}{cache}-" + "_".join(map(str, self.lengths))
 
 
 @dataclass
@@ -227,3 +236,40 @@ def assert_accepted(launch: Launch, result: tuple[Tensor, Tensor]) -> None:
 
 def same_bits(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A shape for a Gluon kernel and the number of splits that is forced on it; None: what the kernel chooses."""
+
+    shape: Shape
+    splits: int | None
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        return f"{self.shape}-splits{self.splits or ''}"
+
+    def launch(self, monkeypatch: pytest.MonkeyPatch, empty_rows: str = "safe") -> Launch:
+        from gpu_tests.reference import division
+
+        if self.splits is not None:
+            monkeypatch.setattr(division, "splits_for", lambda *_: self.splits)
+        launch = Launch(GLUON, self.shape, self.dtype, empty_rows=empty_rows)
+        launch.workspace = torch.zeros(WORKSPACE, device="cuda")
+        return launch
+
+
+def replayed(launch: Launch) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A captured launch; each call replays it over NaN."""
+    launch.run()  # compiles the kernels: that cannot happen inside a capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch.launch()
+
+    def replay() -> tuple[Tensor, Tensor]:
+        for buffer in (launch.out, launch.lse, launch.workspace[: 1 << 20]):
+            buffer.fill_(math.nan)
+        graph.replay()
+        return launch.out, launch.lse
+
+    return replay

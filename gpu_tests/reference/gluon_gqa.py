@@ -1,0 +1,375 @@
+"""MHA, GQA and MQA decode on Hopper in Triton Gluon: two roles, P in registers, split KV, then the shared combine.
+
+One CTA takes 64 packed query rows (query tokens x heads of a group) on one KV head, and one split of the keys of
+a request or a run over the whole batch, in blocks of 64 keys. Reading keys and values once is the limit, so the
+tile is as wide as Hopper's matrix instruction even if most of its rows are padding, and the work is kept small:
+
+    load    (1 warp):   wait free  -> TMA of the keys, then of the values of a block [64, D] -> full
+    attend  (4 warps):  wait keys  -> Q K^T, mask, softmax in registers -> wait values -> P V -> free
+
+* Two CTAs share an SM: one multiplies while the other one does its softmax.
+* A page is one or more boxes of the tensor map, whatever the layout of the cache (HND, NHD): strides tell.
+* The matrix instruction takes keys and values from shared memory in the dtype of the query. Those of an fp8 cache
+  are converted on the way from one tile into another, the values while Q K^T runs.
+* Values of slots that no row may see (past the length, left of the window) are zeroed in shared memory, since
+  0 * NaN is NaN.
+* A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
+
+Frozen in a graph: pointers, shapes, strides, floats, and the two tensor maps of the cache.
+Live: contents of `query`, `seq_lens`, `block_tables`, `cum_seq_lens_q`, `mask`, `sinks` and tensor scales.
+
+Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; grouped queries, Ainslie et al.
+2023.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
+from gpu_tests.reference.division import divide
+from gpu_tests.reference.gluon_parts import barriers, clear_keys_outside, page_ids, visible_in_draft
+from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
+
+LOG2E = math.log2(math.e)
+ROWS = gl.constexpr(64)
+KEYS = gl.constexpr(64)
+TILES = 6
+TILES_FP8 = 8
+"""Tiles of keys or values that a CTA has in flight: three blocks, or four of half the bytes."""
+
+LAZY = gl.constexpr(8.0)
+"""By how many powers of two a score may exceed the running maximum before that is renewed."""
+
+SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+QUERY_LAYOUT = gl.constexpr(gl.DotOperandLayout(0, SCORE_LAYOUT.value, 2))
+OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
+
+LOAD_REGISTERS = gl.constexpr(24)
+REGISTERS = 128
+"""A thread, on average over the two roles: what two CTAs of eight warps on an SM can have."""
+RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left", "table_row"]
+"""Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
+
+
+@gluon.jit
+def _load_role(
+    k_map, v_map, tiles, full, free, block_tables, table_row, kv_head,
+    count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+    PAGE: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """Fills one tile of the ring after the other: the keys of a block, then its values."""
+    before = 0
+    for turn in range(count):
+        request, _, _, length, begin, end, start = piece_of(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left, RAGGED, BALANCED, WINDOW, KEYS,
+        )  # fmt: skip
+        pages = block_tables + request.to(gl.int64) * table_row
+        # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
+        next_ids = page_ids(pages, begin, end, length, PAGE, KEYS)
+        for block in range(begin, end):
+            ids = next_ids
+            next_ids = page_ids(pages, block + 1, end, length, PAGE, KEYS)
+            ring = 2 * (before + block - begin)
+            slot = block * KEYS % PAGE
+            _load_tile(k_map, tiles, full, free, ring, ids, kv_head, slot, PAGE, TILES)
+            _load_tile(v_map, tiles, full, free, ring + 1, ids, kv_head, slot, PAGE, TILES)
+        before += gl.maximum(end - begin, 0)
+
+
+@gluon.jit
+def _load_tile(
+    page_map, tiles, full, free, ring, ids, kv_head, slot, PAGE: gl.constexpr, TILES: gl.constexpr
+):  # fmt: skip
+    """Fills the tile of the ring whose turn it is with a block of one KV head, which lies in the pages `ids`,
+    from `slot` of the first one.
+    """
+    index = ring % TILES
+    tile, ready = tiles.index(index), full.index(index)
+    mbarrier.wait(free.index(index), (ring // TILES & 1) ^ 1)
+    mbarrier.expect(ready, tile.shape[2] * tile.shape[3] * tile.dtype.primitive_bitwidth // 8)
+    if PAGE < KEYS:
+        for part in gl.static_range(len(ids)):
+            rows = tile.slice(part * PAGE, PAGE, dim=2)
+            tma.async_copy_global_to_shared(page_map, [ids[part], kv_head, 0, 0], ready, rows)
+    else:
+        tma.async_copy_global_to_shared(page_map, [ids[0], kv_head, slot, 0], ready, tile)
+
+
+@gluon.jit
+def _converted(raw, tile, done, first, end):
+    """Writes the values of an fp8 tile into one of the query's dtype; rows before `first` and from `end` on are 0.
+    `done` is told when `raw` has been read.
+    """
+    columns: gl.constexpr = raw.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    key = gl.arange(0, raw.shape[0], layout=gl.SliceLayout(1, layout))
+    live = (key >= first) & (key < end)
+    for column in gl.static_range(0, columns, 64):
+        # By way of float32: the instruction from float16 to bfloat16 has an eighth of the rate of the others.
+        values = raw.slice(column, 64, dim=1).load(layout).to(gl.float16).to(gl.float32).to(tile.dtype)
+        tile.slice(column, 64, dim=1).store(gl.where(live[:, None], values, 0.0))
+    mbarrier.arrive(done)
+    fence_async_shared()
+
+
+@gluon.jit
+def _attend_role(
+    tiles, operands, full, free, query, out, lse_out, part_out, part_lse, block_tables, mask, sinks,
+    score_scale, score_scale_tensor, out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
+    table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
+    count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr, TILES: gl.constexpr,
+    FP8: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr, DIRECT: gl.constexpr,
+    BALANCED: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """Scores, softmax and the weighted sum of values of each block; at the end of a piece its results."""
+    value_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    weight_layout: gl.constexpr = gl.DotOperandLayout(0, value_layout, 2)
+    load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    row = row_of_tile + gl.arange(0, ROWS, layout=gl.SliceLayout(1, SCORE_LAYOUT))
+    token = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
+    q_row = row_of_tile + gl.arange(0, ROWS, layout=gl.SliceLayout(1, load_layout))
+    q_column = gl.arange(0, D, layout=gl.SliceLayout(0, load_layout))
+    scale = score_scale
+    if SCALE_TENSOR:
+        scale *= gl.load(score_scale_tensor)
+    before = 0
+    for turn in range(count):
+        request, first_row, q_len, length, begin, end, start = piece_of(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left, RAGGED, BALANCED, WINDOW, KEYS,
+        )  # fmt: skip
+        q_tokens = first_row + q_row // GROUP
+        q_rows = query + q_tokens * q_token + (kv_head * GROUP + q_row % GROUP) * q_head
+        operands.index(0).store(gl.load(
+            q_rows[:, None] + q_column[None, :], mask=(q_row < q_len * GROUP)[:, None], other=0.0
+        ))  # fmt: skip
+        q = operands.index(0).load(QUERY_LAYOUT)
+
+        poisoned = length > max_seq_len
+        if DIRECT and STRICT:
+            poisoned |= length <= 0
+        live_row = token < q_len
+        position = length - q_len + token
+        pages = block_tables + request.to(gl.int64) * table_row
+        next_ids = page_ids(pages, begin, end, length, PAGE, KEYS)
+        top = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
+        total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
+        acc = gl.zeros([ROWS, D], gl.float32, value_layout)
+        for block in range(begin, end):
+            ids = next_ids
+            next_ids = page_ids(pages, block + 1, end, length, PAGE, KEYS)
+            for part in gl.static_range(len(ids)):
+                poisoned |= (ids[part] < 0) | (ids[part] >= num_pages)
+            first_seen = length - q_len - window_left if WINDOW else 0
+            k_turn = 2 * (before + block - begin)
+            k_free = free.index(k_turn % TILES)
+            v_turn = k_turn + 1
+            v_free = free.index(v_turn % TILES)
+            keys = tiles.index(k_turn % TILES).reshape([KEYS, D])
+            values = tiles.index(v_turn % TILES).reshape([KEYS, D])
+            mbarrier.wait(full.index(k_turn % TILES), k_turn // TILES & 1)
+            if FP8:
+                _converted(keys, operands.index(0), k_free, 0, KEYS)
+                keys = operands.index(0)
+            scores = gl.zeros([ROWS, KEYS], gl.float32, SCORE_LAYOUT)
+            scores = warpgroup_mma(q, keys.permute([1, 0]), scores, use_acc=False, is_async=True)
+            if FP8:  # while the scores are made
+                mbarrier.wait(full.index(v_turn % TILES), v_turn // TILES & 1)
+                _converted(values, operands.index(1), v_free, first_seen - block * KEYS, length - block * KEYS)
+                values = operands.index(1)
+            scores = warpgroup_mma_wait(0, deps=(scores,))
+            if not FP8:
+                mbarrier.arrive(k_free)
+
+            scores *= scale
+            edge = (block + 1) * KEYS > length - q_len + 1
+            if WINDOW:
+                edge |= block * KEYS < first_seen + q_len - 1
+            if edge:
+                key = block * KEYS + key_of_block
+                visible = key[None, :] <= position[:, None]
+                if WINDOW:
+                    visible &= key[None, :] >= position[:, None] - window_left
+                if MASK:
+                    visible &= visible_in_draft(
+                        key, length, token, q_len, live_row, mask + request * mask_request, mask_row
+                    )
+                scores = gl.where(visible, scores, float("-inf"))
+            peak = gl.max(scores, 1)
+            new_top = gl.where(peak > top + LAZY, peak, top)
+            finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink = gl.exp2(top - finite_top)
+            weights = gl.exp2(scores - finite_top[:, None])
+            total = total * shrink + gl.sum(weights, 1)
+            top = new_top
+            acc *= gl.convert_layout(shrink, gl.SliceLayout(1, value_layout))[:, None]
+            weights = gl.convert_layout(weights.to(query.dtype.element_ty), weight_layout)
+
+            if not FP8:
+                mbarrier.wait(full.index(v_turn % TILES), v_turn // TILES & 1)
+                if ((block + 1) * KEYS > length) | (block * KEYS < first_seen):
+                    clear_keys_outside(values, first_seen - block * KEYS, length - block * KEYS)
+                    fence_async_shared()
+            acc = warpgroup_mma(weights, values, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            if not FP8:
+                mbarrier.arrive(v_free)
+        before += gl.maximum(end - begin, 0)
+
+        if turn + 1 == count:
+            admit_successor(OVERLAP)
+        heads: gl.constexpr = GROUP * KV_HEADS
+        if DIRECT:
+            factor, lse = row_factor(
+                top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+            )
+            gl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
+            rows = out + (first_row + token) * out_token + head * out_head
+            result: gl.constexpr = out.dtype.element_ty
+            written = live_row
+        else:
+            factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
+            first_part, apart = first_part_of(request, split, num_splits, max_q_len * heads, BALANCED)
+            part = first_part + (token * heads + head) * apart
+            gl.store(part_lse + part, lse, mask=live_row)
+            rows = part_out + part * D
+            result: gl.constexpr = part_out.dtype.element_ty
+            written = live_row & (factor != 0.0)  # a row without keys in this piece leaves its part as it was
+        out_rows: gl.constexpr = gl.SliceLayout(1, value_layout)
+        column = gl.arange(0, D, layout=gl.SliceLayout(0, value_layout))
+        pointers = gl.convert_layout(rows, out_rows)[:, None] + column[None, :]
+        acc *= gl.convert_layout(factor, out_rows)[:, None]
+        gl.store(pointers, acc.to(result), mask=gl.convert_layout(written, out_rows)[:, None])
+
+
+@gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
+def _gqa_decode(
+    k_map, v_map, query, out, lse_out, part_out, part_lse, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+    score_scale, score_scale_tensor, out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
+    table_row, mask_request, mask_row, batch, num_splits, max_q_len, max_seq_len, num_pages, window_left,
+    GROUP: gl.constexpr, KV_HEADS: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr, TILES: gl.constexpr,
+    FP8: gl.constexpr, RAGGED: gl.constexpr, WINDOW: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
+    SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
+    DIRECT: gl.constexpr, BALANCED: gl.constexpr, BATCH: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
+    """One tile of rows on one KV head (axis 0), one split (axis 1) of the keys of one request (axis 2), or
+    `BALANCED` one of `num_splits` equal runs over all requests (axis 1).
+
+    `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
+    """
+    row_of_tile = gl.program_id(0) // KV_HEADS * ROWS
+    kv_head = gl.program_id(0) % KV_HEADS
+    split = gl.program_id(1)
+    wait_for_predecessor(OVERLAP)
+    if BALANCED:
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
+    else:  # a loop of one turn, which the compiler removes
+        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
+
+    tiles = gl.allocate_shared_memory(k_map.dtype, [TILES, 1, 1, KEYS, D], k_map.layout)
+    # The query on its way into registers; then, for an fp8 cache, the converted keys and values.
+    operands = gl.allocate_shared_memory(query.dtype.element_ty, [2 if FP8 else 1, ROWS, D], OPERAND)
+    full = barriers(TILES)
+    free = barriers(TILES)
+    gl.warp_specialize(
+        [
+            (_attend_role, (tiles, operands, full, free, query, out, lse_out, part_out, part_lse,
+                            block_tables, mask, sinks, score_scale, score_scale_tensor,
+                            out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
+                            table_row, mask_request, mask_row, num_pages, row_of_tile, kv_head,
+                            count, first, start, run_begin, run_end, split, num_splits,
+                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                            GROUP, KV_HEADS, PAGE, D, TILES, FP8, RAGGED, WINDOW, MASK, SINKS, SCALE_TENSOR,
+                            OUT_SCALE_TENSOR, STRICT, DIRECT, BALANCED, OVERLAP)),
+            (_load_role, (k_map, v_map, tiles, full, free, block_tables, table_row, kv_head,
+                          count, first, start, run_begin, run_end, split, num_splits,
+                          seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
+                          PAGE, TILES, RAGGED, BALANCED, WINDOW)),
+        ],
+        [1],
+        [LOAD_REGISTERS],
+    )  # fmt: skip
+
+
+def tensor_map(side: Tensor) -> TensorDescriptor:
+    """TMA map of the keys or the values [P, page, Hkv, D]; a box is a page of one head, or 64 keys of it."""
+    pages = side.transpose(1, 2)
+    keys, columns = min(KEYS.value, pages.shape[2]), pages.shape[3]
+    bits = 8 * pages.element_size()
+    tile = gl.NVMMASharedLayout(min(128, columns * bits // 8), bits, rank=4)
+    return TensorDescriptor(pages, pages.shape, pages.stride(), [1, 1, keys, columns], tile)
+
+
+@torch.library.custom_op("nightcap::paged_decode_gluon_gqa", mutates_args=("out", "lse", "workspace"))
+def paged_decode(
+    out: Tensor,
+    lse: Tensor,
+    workspace: Tensor,
+    query: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor | None,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    bmm1_scale: float,
+    bmm1_scale_tensor: Tensor | None,
+    bmm2_scale: float,
+    bmm2_scale_tensor: Tensor | None,
+    max_q_len: int,
+    max_seq_len: int,
+    window_left: int,
+    strict: bool,
+    balanced: bool,
+) -> None:
+    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    written. `v` is never None: `gluon_mla` is for MLA.
+    """
+    assert v is not None
+    batch, heads, kv_heads = len(seq_lens), query.shape[1], k.shape[2]
+    group, fp8 = heads // kv_heads, k.element_size() == 1
+    work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
+    parts = work.partial_results(workspace)
+    tiles = triton.cdiv(group * max_q_len, ROWS.value)
+    _gqa_decode[(tiles * kv_heads, *work.grid)](
+        tensor_map(k), tensor_map(v), query, out, lse, *parts,
+        block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+        bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
+        query.stride(0), query.stride(1), out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
+        0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
+        batch, work.num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
+        GROUP=group, KV_HEADS=kv_heads, PAGE=k.shape[1], D=k.shape[3], FP8=fp8, TILES=TILES_FP8 if fp8 else TILES,
+        RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
+        SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
+        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+        DIRECT=work.direct, BALANCED=balanced,
+        BATCH=triton.next_power_of_2(batch) if balanced else 1,
+        num_warps=4, maxnreg=REGISTERS, **work.options(query.device),
+    )  # fmt: skip
+    work.combine(
+        out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict
+    )
