@@ -27,9 +27,17 @@ pytestmark = [
 SHARED_BYTES = 227 * 1024
 """What one CTA of a Hopper GPU can have."""
 
-MOST_SPILLS = {"Gluon": 8, "Gluon, runs": 48, "Triton": 256, "Triton, runs": 440}
+MOST_SPILLS = {
+    "Gluon": 8,
+    "Gluon, runs": 48,
+    "Gluon over fp8": 32,
+    "Gluon over fp8, runs": 80,
+    "Triton": 256,
+    "Triton, runs": 440,
+}
 """Local-memory instructions in a kernel. The Gluon kernels were written not to have any; with small pages, and on
-the balanced grid, they keep a few numbers of their run there, outside of the loop over blocks. The portable tile
+the balanced grid, they keep a few numbers of their run there, outside of the loop over blocks. The MLA kernel over
+fp8 has keys in flight in the registers that are left and keeps a few numbers of a block there. The portable tile
 of 64 MLA rows has an accumulator that leaves no register free.
 """
 
@@ -65,6 +73,12 @@ def test_the_gluon_kernel_is_made_of_the_matrix_instructions_of_its_tile(compile
     assert {launch.split()[0] for launch in counts} == {"MLA", "GQA"}
     for launch, count in counts.items():
         assert count == (36 + 8 if launch.startswith("MLA") else 8 + 4), launch
+
+
+def test_mla_over_fp8_reads_all_keys_in_loads_of_16_bytes(compiled: dict[str, Any]) -> None:
+    # Two keys a thread and panel: 7 panels that are in flight before the loop over blocks, and the 9 of a block.
+    counts = {kernels[0]["wide_loads"] for launch, kernels in compiled["launches"].items() if "over fp8" in launch}
+    assert counts == {2 * (7 + 9)}
 
 
 def test_a_launch_is_followed_by_a_combine_unless_it_has_one_split(compiled: dict[str, Any]) -> None:

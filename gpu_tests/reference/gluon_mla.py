@@ -52,7 +52,16 @@ from gpu_tests.reference.combine import (
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
-from gpu_tests.reference.gluon_fp8 import PANELS, ROPE_PANEL, WINDOW, WORDS, load_panel, rows_of_keys, store_panel, words_of
+from gpu_tests.reference.gluon_fp8 import (
+    PANELS,
+    ROPE_PANEL,
+    WINDOW,
+    WORDS,
+    load_panel,
+    rows_of_keys,
+    store_panel,
+    words_of,
+)
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
@@ -166,11 +175,7 @@ def _load_pages(page_map, tile, full, ids, row, column, PAGE: gl.constexpr):
 @gluon.jit
 def _ring_of(step, turn, QUANTIZED: gl.constexpr):
     """The turn of the ring of halves at which the left half of a block comes; the right one follows."""
-    if QUANTIZED:
-        ring = 2 * step
-    else:
-        ring = 2 * step + turn + 1
-    return ring
+    return 2 * step if QUANTIZED else 2 * step + turn + 1
 
 
 @gluon.jit
@@ -230,7 +235,8 @@ def _load_and_convert_role(
                         _hand_over(rope_full.index(stage))
                         mbarrier.wait(free.index(right), phase ^ 1)
                     store_panel(in_flight[0], tiles.index(right), panel - ROPE_PANEL - 1)
-                in_flight = in_flight[1:] + (load_panel(rows, live, (panel + WINDOW) % PANELS),)
+                in_flight = in_flight[1:]
+                in_flight += (load_panel(rows, live, (panel + WINDOW) % PANELS),)
             _hand_over(full.index(right))
         before += gl.maximum(end - begin, 0)
 
