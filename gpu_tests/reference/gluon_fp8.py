@@ -1,10 +1,16 @@
 """Keys in fp8 (e4m3) on their way from global memory into tiles of bf16 in shared memory.
 
 Hopper's matrix instructions take both operands in one type, and the query is bf16 (the scales of the cache are
-folded into those of scores and output, so nothing is scaled here). TMA cannot convert: 128 threads load keys
-into registers, convert and store them. A block of 64 keys x 576 columns passes as `PANELS` of 64 columns, in the
-order in which scores need them, of which `WINDOW` are in flight: as soon as one has been stored, its registers
-are asked for the next but `WINDOW`.
+folded into those of scores and output, so nothing is scaled here). There is no room for tiles of fp8 beside those
+of bf16, and TMA cannot convert: 128 threads load keys into registers, convert and store them. A block of 64 keys x
+576 columns passes as `PANELS` of 64 columns, in the order in which scores need them. A whole block is in flight to
+registers while the one before it is multiplied: as soon as a panel has been stored, its registers are asked for the
+same panel of the next block.
+
+The loads of a block are waited for together (all of them are on one scoreboard), so none may be waited for in the
+middle of a block: a load that is not needed before the next block, or a register that is spilled and loaded again,
+would have the whole latency of memory wait there. That is why loads are not masked (their registers would have to be
+zeroed first) but dead keys are, and why the page ids of a block come last.
 
 Each key is looked up by itself, so that pages may have any size.
 """
@@ -23,9 +29,6 @@ PANELS = gl.constexpr(sum(MLA_COLUMNS) // 64)
 ROPE_PANEL = gl.constexpr(MLA_COLUMNS[0] // 2 // 64)
 """Panels of a block: the left half of the latent columns, rope, the right half."""
 
-WINDOW = gl.constexpr(7)
-"""Panels in flight: 28 kB. 4 kB more cost 8 registers a thread, which are not there."""
-
 WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0]))
 """A panel in words of four e4m3, [64, 16]: a thread loads 16 bytes of each of two keys. Eight neighbouring threads,
 which store together, have two keys and every other 16 bytes of their rows in a tile: with its swizzle these are all
@@ -37,34 +40,37 @@ WORD_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 32, rank=2))
 
 
 @gluon.jit
-def rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE: gl.constexpr):
-    """Where the rows of keys lie, and which are live: below `limit` and on a page of the pool. `k` points to words;
-    the strides count 16 bytes, so that the compiler sees that a thread's loads are aligned.
+def rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE: gl.constexpr):
+    """Where the rows of keys lie; a page outside of the pool is taken for page 0. `k` points to words; the strides
+    count 16 bytes, so that the compiler sees that a thread's loads are aligned.
     """
-    live = (key < limit) & (page >= 0) & (page < num_pages)
-    return k + (page.to(gl.int64) * k_page + key % PAGE * k_slot) * 4, live
+    page = gl.where((page >= 0) & (page < num_pages), page, 0)
+    return k + (page.to(gl.int64) * k_page + key % PAGE * k_slot) * 4
 
 
 @gluon.jit
-def load_panel(rows, live, panel: gl.constexpr):
-    """A panel of the rows in words; 0 in rows that are not live, whatever lies there."""
-    LATENT: gl.constexpr = (PANELS - 1) * PANEL
+def load_panel(rows, panel: gl.constexpr):
+    """A panel of the rows in words."""
     if panel < ROPE_PANEL:
         column: gl.constexpr = PANEL * panel
     elif panel == ROPE_PANEL:
-        column: gl.constexpr = LATENT
+        column: gl.constexpr = PANEL * (PANELS - 1)
     else:
         column: gl.constexpr = PANEL * (panel - 1)
     word = column // 4 + gl.arange(0, PANEL // 4, layout=gl.SliceLayout(0, WORDS))
-    return gl.load(rows[:, None] + word[None, :], mask=live[:, None], other=0)
+    # Read once by this SM: it should not take the place of what the other roles have in the L1 cache.
+    return gl.load(rows[:, None] + word[None, :], eviction_policy="evict_first")
 
 
 @gluon.jit
-def store_panel(words, tile, panel: gl.constexpr):
-    """Converts a panel into the columns of `tile` [1, 64, columns], bf16, from `panel * 64` on."""
+def store_panel(words, live, tile, panel: gl.constexpr):
+    """Converts a panel into the columns of `tile` [1, 64, columns], bf16, from `panel * 64` on; keys that are not
+    live become 0, since 0 * NaN is NaN.
+    """
     KEYS: gl.constexpr = tile.shape[1]
     COLUMNS: gl.constexpr = tile.shape[2]
     pairs = tile.reshape([KEYS, COLUMNS])._reinterpret(gl.int32, [KEYS, COLUMNS // 2], WORD_TILE)
+    words = gl.where(live[:, None], words, 0)
     pairs.slice(PANEL // 2 * panel, PANEL // 2, dim=1).store(_bf16_of_e4m3(words))
 
 

@@ -55,7 +55,6 @@ from gpu_tests.reference.division import divide
 from gpu_tests.reference.gluon_fp8 import (
     PANELS,
     ROPE_PANEL,
-    WINDOW,
     WORDS,
     load_panel,
     rows_of_keys,
@@ -85,7 +84,7 @@ PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 BF16_SCORE_REGISTERS, BF16_LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
-FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS = gl.constexpr(96), gl.constexpr(96)
+FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS = gl.constexpr(80), gl.constexpr(112)
 """Registers a thread; four warps of each role and the eight of the values, with 160 a thread, have all of them."""
 
 RUNTIME_INTEGERS = ["k_page", "k_slot", "batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
@@ -186,8 +185,9 @@ def _load_and_convert_role(
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own, and keys that are not
-    live become 0.
+    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own.
+
+    Behind the last block of a piece one more is asked for, of page 0, and never used.
     """
     STAGES: gl.constexpr = rope.shape[0]
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WORDS))
@@ -207,36 +207,36 @@ def _load_and_convert_role(
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_halves.index(0))
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(1))
         tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
-        rows, live = rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
+        rows = rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE)
         in_flight = ()
-        for panel in gl.static_range(WINDOW):
-            in_flight += (load_panel(rows, live, panel),)
-        key += KEYS
-        page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+        for panel in gl.static_range(PANELS):
+            in_flight += (load_panel(rows, panel),)
+        next_key = key + KEYS
+        page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
         for block in range(begin, end):
             step = before + block - begin
             stage, phase = step % STAGES, step // STAGES & 1
             left, right = 2 * stage, 2 * stage + 1  # as `_ring_of` says
+            live = next_key < limit + KEYS
+            rows = rows_of_keys(k, k_page, k_slot, page, next_key, num_pages, PAGE)
             for panel in gl.static_range(PANELS):
-                if panel == PANELS - WINDOW:  # what is asked for from here on belongs to the next block
-                    rows, live = rows_of_keys(k, k_page, k_slot, page, key, limit, num_pages, PAGE)
-                    key += KEYS
-                    page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
                 if panel < ROPE_PANEL:
                     if panel == 0:
                         mbarrier.wait(free.index(left), phase ^ 1)
-                    store_panel(in_flight[0], tiles.index(left), panel)
+                    store_panel(in_flight[0], live, tiles.index(left), panel)
                 elif panel == ROPE_PANEL:
                     _hand_over(full.index(left))
                     mbarrier.wait(rope_free.index(stage), phase ^ 1)
-                    store_panel(in_flight[0], rope.index(stage), 0)
+                    store_panel(in_flight[0], live, rope.index(stage), 0)
                 else:
                     if panel == ROPE_PANEL + 1:
                         _hand_over(rope_full.index(stage))
                         mbarrier.wait(free.index(right), phase ^ 1)
-                    store_panel(in_flight[0], tiles.index(right), panel - ROPE_PANEL - 1)
+                    store_panel(in_flight[0], live, tiles.index(right), panel - ROPE_PANEL - 1)
                 in_flight = in_flight[1:]
-                in_flight += (load_panel(rows, live, (panel + WINDOW) % PANELS),)
+                in_flight += (load_panel(rows, panel),)
+            next_key += KEYS
+            page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
             _hand_over(full.index(right))
         before += gl.maximum(end - begin, 0)
 
