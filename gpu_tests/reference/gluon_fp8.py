@@ -3,16 +3,16 @@
 Hopper's matrix instructions take both operands in one type, and the query is bf16 (the scales of the cache are
 folded into those of scores and output, so nothing is scaled here). There is no room for tiles of fp8 beside those
 of bf16, and TMA cannot convert: 128 threads load keys into registers, convert and store them. A block of 64 keys x
-576 columns passes as `PANELS` of 64 columns, in the order in which scores need them. A whole block is in flight to
-registers while the one before it is multiplied: as soon as a panel has been stored, its registers are asked for the
-same panel of the next block.
+576 columns is `PANELS` of 64 columns, in the order in which scores need them, and a whole block is in flight to
+registers while the one before it is multiplied.
 
-The loads of a block are waited for together (all of them are on one scoreboard), so none may be waited for in the
-middle of a block: a load that is not needed before the next block, or a register that is spilled and loaded again,
-would have the whole latency of memory wait there. That is why loads are not masked (their registers would have to be
-zeroed first) but dead keys are, and why the page ids of a block come last.
-
-Each key is looked up by itself, so that pages may have any size.
+* The compiler has one scoreboard for all of these loads, and waits for all of them at the first use of one. Nothing
+  may wait for a load in the middle of a block: a page id that is needed there, or a register that was spilled, would
+  have the latency of memory each time.
+* The next block is asked for behind the last fence of this one: a fence is a memory barrier, too, and may wait for
+  loads that are in flight.
+* Loads are not masked, since their registers would have to be zeroed first. Dead keys become 0 on the way.
+* Each key is looked up by itself, so that pages may have any size.
 """
 
 from __future__ import annotations
@@ -49,8 +49,16 @@ def rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE: gl.constexpr):
 
 
 @gluon.jit
-def load_panel(rows, panel: gl.constexpr):
-    """A panel of the rows in words."""
+def load_block(rows):
+    """The rows in words, as a tuple of panels."""
+    panels = ()
+    for panel in gl.static_range(PANELS):
+        panels += (_load_panel(rows, panel),)
+    return panels
+
+
+@gluon.jit
+def _load_panel(rows, panel: gl.constexpr):
     if panel < ROPE_PANEL:
         column: gl.constexpr = PANEL * panel
     elif panel == ROPE_PANEL:
@@ -63,15 +71,16 @@ def load_panel(rows, panel: gl.constexpr):
 
 
 @gluon.jit
-def store_panel(words, live, tile, panel: gl.constexpr):
-    """Converts a panel into the columns of `tile` [1, 64, columns], bf16, from `panel * 64` on; keys that are not
-    live become 0, since 0 * NaN is NaN.
+def store_panels(panels, first: gl.constexpr, live, tile):
+    """Converts panels from `first` on into `tile` [1, 64, columns], bf16; keys that are not live become 0, since
+    0 * NaN is NaN.
     """
     KEYS: gl.constexpr = tile.shape[1]
     COLUMNS: gl.constexpr = tile.shape[2]
     pairs = tile.reshape([KEYS, COLUMNS])._reinterpret(gl.int32, [KEYS, COLUMNS // 2], WORD_TILE)
-    words = gl.where(live[:, None], words, 0)
-    pairs.slice(PANEL // 2 * panel, PANEL // 2, dim=1).store(_bf16_of_e4m3(words))
+    for panel in gl.static_range(COLUMNS // PANEL):
+        words = gl.where(live[:, None], panels[first + panel], 0)
+        pairs.slice(PANEL // 2 * panel, PANEL // 2, dim=1).store(_bf16_of_e4m3(words))
 
 
 @gluon.jit

@@ -21,7 +21,14 @@ so that two output tiles for ping-pong do not fit) solved by roles that hand blo
 * Keys past the length are zeroed in shared memory, since 0 * NaN is NaN.
 * A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
 
-Frozen in a graph: pointers, shapes, strides, floats, and the two tensor maps of the cache and of the query.
+A cache in fp8 is converted by the load role, which then has four warps (see `gluon_fp8`):
+
+    load    (4 warps):  global memory -> registers -> wait free -> bf16 in the tiles of halves and rope -> full
+
+The other roles see the same tiles. The registers come from the score role, so that all of Q lives in shared memory,
+and two blocks beside it.
+
+Frozen in a graph: pointers, shapes, strides, floats, and the tensor maps of the cache in bf16 and of the query.
 Live: contents of `seq_lens`, `block_tables`, `cum_seq_lens_q`, `sinks` and tensor scales.
 
 Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; weight absorption,
@@ -53,12 +60,11 @@ from gpu_tests.reference.combine import (
 )
 from gpu_tests.reference.division import divide
 from gpu_tests.reference.gluon_fp8 import (
-    PANELS,
     ROPE_PANEL,
     WORDS,
-    load_panel,
+    load_block,
     rows_of_keys,
-    store_panel,
+    store_panels,
     words_of,
 )
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
@@ -185,10 +191,7 @@ def _load_and_convert_role(
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
 ):  # fmt: skip
-    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own.
-
-    Behind the last block of a piece one more is asked for, of page 0, and never used.
-    """
+    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own."""
     STAGES: gl.constexpr = rope.shape[0]
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WORDS))
     before = 0
@@ -207,37 +210,29 @@ def _load_and_convert_role(
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_halves.index(0))
         tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(1))
         tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
-        rows = rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE)
-        in_flight = ()
-        for panel in gl.static_range(PANELS):
-            in_flight += (load_panel(rows, panel),)
-        next_key = key + KEYS
-        page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
-        for block in range(begin, end):
-            step = before + block - begin
-            stage, phase = step % STAGES, step // STAGES & 1
-            left, right = 2 * stage, 2 * stage + 1  # as `_ring_of` says
-            live = next_key < limit + KEYS
-            rows = rows_of_keys(k, k_page, k_slot, page, next_key, num_pages, PAGE)
-            for panel in gl.static_range(PANELS):
-                if panel < ROPE_PANEL:
-                    if panel == 0:
-                        mbarrier.wait(free.index(left), phase ^ 1)
-                    store_panel(in_flight[0], live, tiles.index(left), panel)
-                elif panel == ROPE_PANEL:
-                    _hand_over(full.index(left))
-                    mbarrier.wait(rope_free.index(stage), phase ^ 1)
-                    store_panel(in_flight[0], live, rope.index(stage), 0)
-                else:
-                    if panel == ROPE_PANEL + 1:
-                        _hand_over(rope_full.index(stage))
-                        mbarrier.wait(free.index(right), phase ^ 1)
-                    store_panel(in_flight[0], live, tiles.index(right), panel - ROPE_PANEL - 1)
-                in_flight = in_flight[1:]
-                in_flight += (load_panel(rows, panel),)
-            next_key += KEYS
+        if begin < end:
+            panels = load_block(rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE))
+            next_key = key + KEYS
             page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
-            _hand_over(full.index(right))
+            for block in range(begin, end):
+                step = before + block - begin
+                stage, phase = step % STAGES, step // STAGES & 1
+                left, right = 2 * stage, 2 * stage + 1  # as `_ring_of` says
+                live = next_key < limit + KEYS
+                mbarrier.wait(free.index(left), phase ^ 1)
+                store_panels(panels, 0, live, tiles.index(left))
+                _hand_over(full.index(left))
+                mbarrier.wait(rope_free.index(stage), phase ^ 1)
+                store_panels(panels, ROPE_PANEL, live, rope.index(stage))
+                _hand_over(rope_full.index(stage))
+                mbarrier.wait(free.index(right), phase ^ 1)
+                store_panels(panels, ROPE_PANEL + 1, live, tiles.index(right))
+                _hand_over(full.index(right))
+                # No load may be in flight when the role ends: it gives its registers back.
+                if block + 1 < end:
+                    panels = load_block(rows_of_keys(k, k_page, k_slot, page, next_key, num_pages, PAGE))
+                next_key += KEYS
+                page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
         before += gl.maximum(end - begin, 0)
 
 
