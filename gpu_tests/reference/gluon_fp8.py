@@ -66,8 +66,7 @@ def _load_panel(rows, panel: gl.constexpr):
     else:
         column: gl.constexpr = PANEL * (panel - 1)
     word = column // 4 + gl.arange(0, PANEL // 4, layout=gl.SliceLayout(0, WORDS))
-    # Read once by this SM: it should not take the place of what the other roles have in the L1 cache.
-    return gl.load(rows[:, None] + word[None, :], eviction_policy="evict_first")
+    return gl.load(rows[:, None] + word[None, :])
 
 
 @gluon.jit

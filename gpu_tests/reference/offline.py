@@ -135,7 +135,7 @@ def count(kernel: Any) -> dict[str, Any]:
         "kernel": kernel.name,
         "shared_bytes": kernel.metadata.shared,
         "hgmma": len(re.findall(r"\bHGMMA\b", sass)),
-        "wide_loads": len(re.findall(r"\bLDG\.E(?:\.EF)?\.128\b", sass)),
+        "wide_loads": len(re.findall(r"\bLDG\.E\.128\b", sass)),
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
     }
 
