@@ -6,6 +6,9 @@ that grid does.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -20,17 +23,18 @@ from gpu_tests.contract.__main__ import main
 from gpu_tests.contract.checks import judge
 from gpu_tests.contract.drive import run
 from gpu_tests.contract.isolated import Isolated
-from gpu_tests.contract.kernels import KernelChoice
+from gpu_tests.contract.kernels import KernelChoice, NotApplicable, demand_fit
 from gpu_tests.contract.scenario import WORLDS, Scenario
 from gpu_tests.contract.truth import make_world
 from gpu_tests.contract.verify import Verdict, isolated_verdict, verdict
 from gpu_tests.faults.staged_kernel import Launch, StagedKernel
 from gpu_tests.graphs import CpuGraphDriver
-from gpu_tests.reference import torch_decode
+from gpu_tests.reference import select, torch_decode
 
 pytestmark = pytest.mark.suite("attention-contract", gpus=0, est="15s")
 
 CPU = CpuGraphDriver()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def judged(text: str, kernel: str, grid: str = "split", factory: Any = default_backend) -> Verdict:
@@ -41,6 +45,14 @@ def judged(text: str, kernel: str, grid: str = "split", factory: Any = default_b
 def test_the_contract_holds_with_the_pytorch_kernel_forced(world: str) -> None:
     assert judged(world, "torch").report == f"{world}#0: holds"
     assert judged(f"{world}+everything", "torch").headline is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, and a NumPy below 2.4 for Triton's interpreter")
+@pytest.mark.parametrize("grid", ["split", "balanced"])
+@pytest.mark.parametrize("scenario", ["mha-draft", "mla-extend-packed+everything"])
+def test_the_contract_holds_with_the_triton_kernel_on_the_emulation(scenario: str, grid: str) -> None:
+    assert judged(scenario, "triton", grid).report == f"{scenario}#0: holds"
 
 
 @pytest.mark.parametrize(
@@ -64,15 +76,13 @@ def test_a_kernel_that_cannot_run_a_world_says_why(
 
 
 def test_the_pytorch_kernel_has_no_place_in_a_cuda_graph() -> None:
-    from gpu_tests.contract.kernels import NotApplicable, demand_fit
-
-    world = make_world(replace(WORLDS["mla-target"], kernel="torch"), torch.device("cpu"))
+    world = make_world(replace(WORLDS["mla-target"], kernel="torch"), CPU.device)
     with pytest.raises(NotApplicable, match="reads its metadata on the host"):
         demand_fit(replace(world, device=torch.device("cuda")), CPU.to_host)
 
 
 def test_the_forced_kernel_is_the_one_that_runs_whatever_an_engine_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make_world(replace(WORLDS["mha-target"], kernel="torch"), torch.device("cpu"))
+    world = make_world(replace(WORLDS["mha-target"], kernel="torch"), CPU.device)
     launches = []
     real = torch_decode.paged_decode_torch
     monkeypatch.setattr(torch_decode, "paged_decode_torch", lambda *args: (launches.append(1), real(*args)))
@@ -82,7 +92,7 @@ def test_the_forced_kernel_is_the_one_that_runs_whatever_an_engine_asks_for(monk
     world.kernels.decode(*arguments, kv_layout="NHD", backend="gluon")
     assert launches == [1]
     # Without a kernel in the world the engine's own choice goes through.
-    free = make_world(WORLDS["mha-target"], torch.device("cpu"))
+    free = make_world(WORLDS["mha-target"], CPU.device)
     with pytest.raises(ValueError, match="Gluon"):
         free.kernels.decode(*arguments, kv_layout="NHD", backend="gluon")
 
@@ -97,6 +107,26 @@ def test_worlds_have_the_heads_of_a_model_when_gluon_is_forced_and_stay_what_the
     )
     assert KernelChoice("gluon").adapt(WORLDS["mla-deepseek-128"]).num_q_heads == 128
     assert KernelChoice("triton").adapt(spec) == replace(spec, kernel="triton")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, whose kernels are asked")
+@pytest.mark.parametrize("grid", ["split", "balanced"])
+def test_on_hopper_gluon_runs_every_world_but_those_that_it_names(grid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(select, "triton_version", lambda: "3.6.0")
+    for kernel in ("gluon_mla", "gluon_gqa"):  # what they ask for is in front of the launch
+        module = importlib.import_module(f"gpu_tests.reference.{kernel}")
+        monkeypatch.setattr(module, "paged_decode", lambda out, *_: out.zero_())
+    left_out = {}
+    for name, spec in WORLDS.items():
+        try:
+            demand_fit(make_world(KernelChoice("gluon", grid).adapt(spec), CPU.device), CPU.to_host)
+        except NotApplicable as reason:
+            left_out[name] = str(reason)
+    expected = {"mla-fp8": "must be bfloat16 in Gluon"}
+    expected |= {"mha-window": "must be split with a window"} if grid == "balanced" else {}
+    assert left_out.keys() == expected.keys()
+    assert all(why in left_out[name] for name, why in expected.items())
 
 
 def test_a_backend_that_calls_no_kernel_of_the_plug_cannot_be_forced() -> None:
