@@ -21,7 +21,14 @@ so that two output tiles for ping-pong do not fit) solved by roles that hand blo
 * Keys past the length are zeroed in shared memory, since 0 * NaN is NaN.
 * A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.
 
-Frozen in a graph: pointers, shapes, strides, floats, and the two tensor maps of the cache and of the query.
+A cache in fp8 is converted by the load role, which then has four warps (see `gluon_fp8`):
+
+    load    (4 warps):  global memory -> registers -> wait free -> bf16 in the tiles of halves and rope -> full
+
+The other roles see the same tiles. The registers come from the score role, so that all of Q lives in shared memory,
+and two blocks beside it.
+
+Frozen in a graph: pointers, shapes, strides, floats, and the tensor maps of the cache in bf16 and of the query.
 Live: contents of `seq_lens`, `block_tables`, `cum_seq_lens_q`, `sinks` and tensor scales.
 
 Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; weight absorption,
@@ -52,6 +59,14 @@ from gpu_tests.reference.combine import (
     wait_for_predecessor,
 )
 from gpu_tests.reference.division import divide
+from gpu_tests.reference.gluon_fp8 import (
+    ROPE_PANEL,
+    WORDS,
+    load_block,
+    rows_of_keys,
+    store_panels,
+    words_of,
+)
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
@@ -60,8 +75,9 @@ ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
 LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
 HALF = gl.constexpr(MLA_COLUMNS[0] // 2)
-TILES, STAGES = gl.constexpr(5), gl.constexpr(3)
-"""Latent halves and rope tiles that a CTA holds."""
+BF16_TILES, BF16_STAGES = gl.constexpr(5), gl.constexpr(3)
+FP8_TILES, FP8_STAGES = gl.constexpr(4), gl.constexpr(2)
+"""Latent halves and rope tiles that a CTA holds over a cache in bf16 and in fp8."""
 
 LAZY = gl.constexpr(8.0)
 """By how many powers of two a score may exceed the running maximum before that is renewed."""
@@ -73,8 +89,11 @@ TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 PAGE_TILE = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
-SCORE_REGISTERS, LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
-RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
+BF16_SCORE_REGISTERS, BF16_LOAD_REGISTERS = gl.constexpr(168), gl.constexpr(24)
+FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS = gl.constexpr(80), gl.constexpr(112)
+"""Registers a thread; four warps of each role and the eight of the values, with 160 a thread, have all of them."""
+
+RUNTIME_INTEGERS = ["k_page", "k_slot", "batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
 
 
@@ -93,7 +112,7 @@ def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
 
 @gluon.jit
 def _load_role(
-    q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+    q_half_map, q_rope_map, half_map, rope_map, q_halves, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free,
     block_tables, table_row, row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
@@ -103,6 +122,7 @@ def _load_role(
 
     The ring of halves turns once for the left half of Q and twice for every block.
     """
+    STAGES: gl.constexpr = rope.shape[0]
     before = 0
     for turn in range(count):
         request, first_row, _, length, begin, end, start = piece_of(
@@ -121,7 +141,7 @@ def _load_role(
             step = before + block - begin
             if block < end:
                 slot = block * KEYS % PAGE
-                ring = 2 * step + turn + 1
+                ring = _ring_of(step, turn, False)
                 _load_half(half_map, tiles, full, free, ring, ids, slot, 0, PAGE)
                 stage = step % STAGES
                 mbarrier.wait(rope_free.index(stage), (step // STAGES & 1) ^ 1)
@@ -131,7 +151,7 @@ def _load_role(
             if block == begin:
                 mbarrier.wait(q_free, (turn & 1) ^ 1)
                 mbarrier.expect(q_full, ROWS * (HALF + ROPE) * 2)
-                tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_right)
+                tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(0))
                 tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
         before += gl.maximum(end - begin, 0)
 
@@ -139,6 +159,7 @@ def _load_role(
 @gluon.jit
 def _load_half(half_map, tiles, full, free, ring, ids, row, column, PAGE: gl.constexpr):
     """Fills the tile of the ring whose turn it is with half the latent columns of a block or of the query."""
+    TILES: gl.constexpr = tiles.shape[0]
     tile = ring % TILES
     mbarrier.wait(free.index(tile), (ring // TILES & 1) ^ 1)
     mbarrier.expect(full.index(tile), KEYS * HALF * 2)
@@ -157,6 +178,72 @@ def _load_pages(page_map, tile, full, ids, row, column, PAGE: gl.constexpr):
 
 
 @gluon.jit
+def _ring_of(step, turn, QUANTIZED: gl.constexpr):
+    """The turn of the ring of halves at which the left half of a block comes; the right one follows."""
+    return 2 * step if QUANTIZED else 2 * step + turn + 1
+
+
+@gluon.jit
+def _load_and_convert_role(
+    q_half_map, q_rope_map, k, k_page, k_slot, q_halves, q_rope, tiles, rope,
+    q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row, num_pages,
+    row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+    HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr,
+):  # fmt: skip
+    """As `_load_role`, over a cache in fp8 (see `gluon_fp8`). All of Q has tiles of its own."""
+    STAGES: gl.constexpr = rope.shape[0]
+    key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(1, WORDS))
+    before = 0
+    for turn in range(count):
+        request, first_row, _, length, begin, end, start = piece_of(
+            turn, first, start, run_begin, run_end, split, num_splits,
+            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, -1, RAGGED, BALANCED, False, KEYS,
+        )  # fmt: skip
+        pages = block_tables + request.to(gl.int64) * table_row
+        limit = gl.minimum(length, end * KEYS)
+        key = begin * KEYS + key_of_block
+        page = gl.load(pages + key // PAGE, mask=key < limit, other=0)
+        query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        mbarrier.expect(q_full, ROWS * (LATENT + ROPE) * 2)
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, 0], q_full, q_halves.index(0))
+        tma.async_copy_global_to_shared(q_half_map, [0, query_row, HALF], q_full, q_halves.index(1))
+        tma.async_copy_global_to_shared(q_rope_map, [query_row, LATENT], q_full, q_rope)
+        if begin < end:
+            panels = load_block(rows_of_keys(k, k_page, k_slot, page, key, num_pages, PAGE))
+            next_key = key + KEYS
+            page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
+            for block in range(begin, end):
+                step = before + block - begin
+                stage, phase = step % STAGES, step // STAGES & 1
+                left, right = 2 * stage, 2 * stage + 1  # as `_ring_of` says
+                live = next_key < limit + KEYS
+                mbarrier.wait(free.index(left), phase ^ 1)
+                store_panels(panels, 0, live, tiles.index(left))
+                _hand_over(full.index(left))
+                mbarrier.wait(rope_free.index(stage), phase ^ 1)
+                store_panels(panels, ROPE_PANEL, live, rope.index(stage))
+                _hand_over(rope_full.index(stage))
+                mbarrier.wait(free.index(right), phase ^ 1)
+                store_panels(panels, ROPE_PANEL + 1, live, tiles.index(right))
+                _hand_over(full.index(right))
+                # No load may be in flight when the role ends: it gives its registers back.
+                if block + 1 < end:
+                    panels = load_block(rows_of_keys(k, k_page, k_slot, page, next_key, num_pages, PAGE))
+                next_key += KEYS
+                page = gl.load(pages + next_key // PAGE, mask=next_key < limit, other=0)
+        before += gl.maximum(end - begin, 0)
+
+
+@gluon.jit
+def _hand_over(full):
+    """A tile that ordinary stores have filled goes to the matrix instructions."""
+    fence_async_shared()
+    mbarrier.arrive(full)
+
+
+@gluon.jit
 def _clear_dead_keys(latent, live_keys):
     """Zeroes rows `live_keys` and up of half a latent tile: their weights are 0, but 0 * NaN is NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
@@ -168,21 +255,25 @@ def _clear_dead_keys(latent, live_keys):
 
 @gluon.jit
 def _score_role(
-    q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
+    q_halves, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
     weights_ready, factors_ready, factors_free, block_tables, table_row, mask, mask_request, mask_row, sinks,
     lse_out, lse_token, part_lse, score_scale, score_scale_tensor, out_scale, out_scale_tensor, num_pages,
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr, DIRECT: gl.constexpr,
-    BALANCED: gl.constexpr,
+    BALANCED: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """Scores and softmax of each block; at the end of a piece the factor of the values and the LSE of a row."""
+    TILES: gl.constexpr = tiles.shape[0]
+    STAGES: gl.constexpr = rope.shape[0]
+    PAGES: gl.constexpr = max(KEYS.value // PAGE, 1)  # of a block
     rows: gl.constexpr = gl.SliceLayout(1, SCORE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     token = row // HEADS
     key_of_block = gl.arange(0, KEYS, layout=gl.SliceLayout(0, SCORE_LAYOUT))
-    q_right = q_right.reshape([ROWS, HALF])
+    page_of_block = gl.arange(0, PAGES, layout=gl.BlockedLayout([max(PAGES // 32, 1)], [32], [4], [0]))
+    q_right = q_halves.index(q_halves.shape[0] - 1).reshape([ROWS, HALF])
     scale = score_scale
     if SCALE_TENSOR:
         scale *= gl.load(score_scale_tensor)
@@ -200,18 +291,21 @@ def _score_role(
         pages = block_tables + request.to(gl.int64) * table_row
         top = gl.full([ROWS], float("-inf"), gl.float32, rows)
         total = gl.zeros([ROWS], gl.float32, rows)
-        next_ids = _page_ids(pages, begin, end, length, PAGE)
-        ring = 2 * before + turn
-        mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
-        q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
-        mbarrier.arrive(free.index(ring % TILES))
+        outside = gl.zeros_like(page_of_block)
+        if QUANTIZED:
+            q_left = q_halves.index(0).reshape([ROWS, HALF])
+        else:
+            ring = 2 * before + turn
+            mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
+            q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
+            mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
-            ids = next_ids
-            next_ids = _page_ids(pages, block + 1, end, length, PAGE)
+            has_keys = block * KEYS + page_of_block * PAGE < length
+            ids = gl.load(pages + block * KEYS // PAGE + page_of_block, mask=has_keys, other=0)
             step = before + block - begin
             stage = step % STAGES
-            ring = 2 * step + turn + 1
+            ring = _ring_of(step, turn, QUANTIZED)
             left = tiles.index(ring % TILES).reshape([KEYS, HALF])
             right = tiles.index((ring + 1) % TILES).reshape([KEYS, HALF])
             rope_keys = rope.index(stage).reshape([KEYS, ROPE])
@@ -222,8 +316,7 @@ def _score_role(
             scores = warpgroup_mma(q_rope, rope_keys.permute([1, 0]), scores, is_async=True)
             mbarrier.wait(full.index((ring + 1) % TILES), (ring + 1) // TILES & 1)
             scores = warpgroup_mma(q_right, right.permute([1, 0]), scores, is_async=True)
-            for part in gl.static_range(len(ids)):
-                poisoned |= (ids[part] < 0) | (ids[part] >= num_pages)
+            outside |= ((ids < 0) | (ids >= num_pages)).to(gl.int32)
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(scores_ready.index(step % 2))
             scores *= scale
@@ -246,13 +339,14 @@ def _score_role(
             top = new_top
             rope_keys.store(weights.to(gl.bfloat16))
             shrinks.index(stage).store(shrink)
-            if (block + 1) * KEYS > length:
+            if not QUANTIZED and (block + 1) * KEYS > length:
                 _clear_dead_keys(left, length - block * KEYS)
                 _clear_dead_keys(right, length - block * KEYS)
             fence_async_shared()
             mbarrier.arrive(weights_ready.index(stage))
         before += gl.maximum(end - begin, 0)
         mbarrier.arrive(q_free)
+        poisoned |= gl.max(outside, 0) > 0
         head = row % HEADS
         if DIRECT:
             factor, lse = row_factor(
@@ -276,9 +370,11 @@ def _value_role(
     row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
     seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
     HEADS: gl.constexpr, RAGGED: gl.constexpr, DIRECT: gl.constexpr, BALANCED: gl.constexpr,
-    OVERLAP: gl.constexpr, GATE: gl.constexpr,
+    OVERLAP: gl.constexpr, GATE: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of each block; at the end of a piece its product with the factor of the row."""
+    TILES: gl.constexpr = tiles.shape[0]
+    STAGES: gl.constexpr = rope.shape[0]
     rows: gl.constexpr = gl.SliceLayout(1, VALUE_LAYOUT)
     row = row_of_tile + gl.arange(0, ROWS, layout=rows)
     column = gl.arange(0, HALF, layout=gl.SliceLayout(0, VALUE_LAYOUT))
@@ -293,7 +389,7 @@ def _value_role(
         for block in range(begin, end):
             step = before + block - begin
             stage = step % STAGES
-            ring = 2 * step + turn + 1
+            ring = _ring_of(step, turn, QUANTIZED)
             mbarrier.wait(weights_ready.index(stage), step // STAGES & 1)
             shrink = shrinks.index(stage).load(rows)[:, None]
             acc_left *= shrink
@@ -333,19 +429,20 @@ def _value_role(
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _mla_decode(
-    q_half_map, q_rope_map, half_map, rope_map, out, lse_out, part_out, part_lse,
+    q_half_map, q_rope_map, half_map, rope_map, k, k_page, k_slot, out, lse_out, part_out, part_lse,
     block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, out_token, out_head, lse_token,
     table_row, mask_request, mask_row, batch, num_splits, max_q_len, max_seq_len, num_pages,
     HEADS: gl.constexpr, PAGE: gl.constexpr, RAGGED: gl.constexpr, MASK: gl.constexpr, SINKS: gl.constexpr,
     SCALE_TENSOR: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr, STRICT: gl.constexpr,
     DIRECT: gl.constexpr, BALANCED: gl.constexpr, BATCH: gl.constexpr, OVERLAP: gl.constexpr,
-    GATE: gl.constexpr,
+    GATE: gl.constexpr, QUANTIZED: gl.constexpr,
 ):  # fmt: skip
     """One tile of rows (axis 0), one split (axis 1) of the keys of one request (axis 2), or `BALANCED` one of
     `num_splits` equal runs over all requests (axis 1).
 
     `DIRECT`: there is one split, and rows go to `out` and `lse_out`; else to `part_out` and `part_lse`.
+    `QUANTIZED`: the cache is `k` in fp8, with the strides of `gluon_fp8`; else that of the maps.
     """
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
@@ -356,7 +453,9 @@ def _mla_decode(
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
-    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, HALF], PAGE_TILE)
+    TILES: gl.constexpr = FP8_TILES if QUANTIZED else BF16_TILES
+    STAGES: gl.constexpr = FP8_STAGES if QUANTIZED else BF16_STAGES
+    q_halves = gl.allocate_shared_memory(gl.bfloat16, [2 if QUANTIZED else 1, 1, ROWS, HALF], PAGE_TILE)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [ROWS, ROPE], TILE)
     tiles = gl.allocate_shared_memory(gl.bfloat16, [TILES, 1, KEYS, HALF], PAGE_TILE)
     rope = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, KEYS, ROPE], PAGE_TILE)
@@ -379,8 +478,8 @@ def _mla_decode(
                            factors_free, free, rope_free, out, out_token, out_head, part_out,
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
-                           HEADS, RAGGED, DIRECT, BALANCED, OVERLAP, GATE)),
-            (_score_role, (q_right, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
+                           HEADS, RAGGED, DIRECT, BALANCED, OVERLAP, GATE, QUANTIZED)),
+            (_score_role, (q_halves, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free,
                            rope_full, scores_ready, weights_ready, factors_ready, factors_free,
                            block_tables, table_row, mask, mask_request, mask_row, sinks,
                            lse_out, lse_token, part_lse, score_scale, score_scale_tensor,
@@ -388,15 +487,21 @@ def _mla_decode(
                            row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                            HEADS, PAGE, RAGGED, MASK, SINKS, SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT,
-                           BALANCED)),
-            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_right, q_rope, tiles, rope,
+                           BALANCED, QUANTIZED)),
+            (_load_and_convert_role, (q_half_map, q_rope_map, k, k_page, k_slot, q_halves, q_rope, tiles, rope,
+                                      q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
+                                      num_pages,
+                                      row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
+                                      seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
+                                      HEADS, PAGE, RAGGED, BALANCED)) if QUANTIZED else
+            (_load_role, (q_half_map, q_rope_map, half_map, rope_map, q_halves, q_rope, tiles, rope,
                           q_full, q_free, full, free, rope_full, rope_free, block_tables, table_row,
                           row_of_tile, count, first, start, run_begin, run_end, split, num_splits,
                           seq_lens, cum_seq_lens_q, max_q_len, max_seq_len,
                           HEADS, PAGE, RAGGED, BALANCED)),
         ],
-        [4, 1],
-        [SCORE_REGISTERS, LOAD_REGISTERS],
+        [4, 4 if QUANTIZED else 1],
+        [FP8_SCORE_REGISTERS, FP8_LOAD_REGISTERS] if QUANTIZED else [BF16_SCORE_REGISTERS, BF16_LOAD_REGISTERS],
     )  # fmt: skip
 
 
@@ -415,14 +520,21 @@ def _barriers(count: gl.constexpr):
     return barriers
 
 
-def tensor_maps(query: Tensor, k: Tensor) -> tuple[TensorDescriptor, ...]:
-    """TMA maps of `query` [num_tokens, H, 576] as rows, and of the cache `k` [P, page, 1, 576]."""
-    rows, pages = query.flatten(0, 1), k.squeeze(2)
+def query_maps(query: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """TMA maps of `query` [num_tokens, H, 576] as rows."""
+    rows = query.flatten(0, 1)
     one_page = rows[None]  # the left half of Q takes a place in the ring of latent halves
-    keys = min(KEYS.value, k.shape[1])
     return (
         TensorDescriptor(one_page, one_page.shape, one_page.stride(), [1, ROWS.value, HALF.value], PAGE_TILE.value),
         TensorDescriptor(rows, rows.shape, rows.stride(), [ROWS.value, ROPE.value], TILE.value),
+    )
+
+
+def cache_maps(k: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """TMA maps of the cache `k` [P, page, 1, 576] in bf16."""
+    pages = k.squeeze(2)
+    keys = min(KEYS.value, k.shape[1])
+    return (
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, HALF.value], PAGE_TILE.value),
         TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
     )
@@ -458,8 +570,10 @@ def paged_decode(
     work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
     parts = work.partial_results(workspace)
     tiles = triton.cdiv(heads * max_q_len, ROWS.value)
+    quantized = k.dtype == torch.float8_e4m3fn
+    cache = (None, None, *words_of(k)) if quantized else (*cache_maps(k), None, 0, 0)
     _mla_decode[(tiles, *work.grid)](
-        *tensor_maps(query, k), out, lse, *parts,
+        *query_maps(query), *cache, out, lse, *parts,
         block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
         bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
         out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
@@ -470,7 +584,7 @@ def paged_decode(
         OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
         DIRECT=work.direct, BALANCED=balanced,
         BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        GATE=tiles > 1, num_warps=8, **work.options(query.device),
+        GATE=tiles > 1, QUANTIZED=quantized, num_warps=8, **work.options(query.device),
     )  # fmt: skip
     work.combine(
         out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict

@@ -2,7 +2,7 @@
 
     torch    any device and dtype, request by request, reads its metadata on the host: CPUs
     triton   GPUs, every option: the fallback, and the second opinion about the others
-    gluon    Hopper: MLA in bf16, MHA and GQA in 16 bits or over an fp8 cache
+    gluon    Hopper: MLA in bf16, MHA and GQA in 16 bits, or over an fp8 cache
 
 The choice is a function of the device, shapes, strides and dtypes, so that a captured graph keeps its kernel
 whatever its lengths are at replay. `backend="auto"` of the decode functions follows it and logs each choice
@@ -32,7 +32,9 @@ GLUON_HEAD_DIMS = (64, 128)
 """Columns of keys and of values that the Gluon kernel of MHA and GQA is written for."""
 
 GLUON_PAGES = (16, 32, 64, 128)
-"""Page sizes of the Gluon kernels: a block of 64 keys lies in one page, or fills whole ones."""
+"""Page sizes of the Gluon kernels: a block of 64 keys lies in one page, or fills whole ones. MLA over an fp8 cache
+looks up each key, and takes any power of two.
+"""
 
 GLUON_TRITON = ("3.6",)
 """Versions of Triton that the Gluon kernels were run with on a GPU: Gluon's functions change their names
@@ -113,7 +115,6 @@ def check_gluon(
     tested = triton is not None and triton.startswith(tuple(f"{version}." for version in GLUON_TRITON))
     problems.unless(tested, "triton", triton, f"one of {', '.join(GLUON_TRITON)} for Gluon")
     problems.unless(capability == (9, 0), "query", f"device {_name(capability)}", "Hopper (sm_90) in Gluon")
-    problems.unless(k.shape[1] in GLUON_PAGES, "kv_cache", f"pages of {k.shape[1]}", f"{GLUON_PAGES} in Gluon")
     if v is None:
         _check_gluon_mla(problems, query, k, head_dim_v)
     else:
@@ -124,8 +125,14 @@ def _check_gluon_mla(problems: Problems, query: Tensor, k: Tensor, head_dim_v: i
     columns = (head_dim_v, k.shape[-1] - head_dim_v)
     problems.unless(columns == MLA_COLUMNS, "kv_cache", f"{columns} columns", f"{MLA_COLUMNS} in Gluon")
     problems.unless(k.shape[2] == 1, "kv_cache", f"{k.shape[2]} KV heads", "1 in MLA")
+    problems.unless(query.dtype == torch.bfloat16, "query", _dtype(query), "bfloat16 in Gluon")
+    if k.dtype == torch.float8_e4m3fn:
+        fits = k.shape[1] & (k.shape[1] - 1) == 0
+        problems.unless(fits, "kv_cache", f"pages of {k.shape[1]}", "a power of two in Gluon")
+    else:
+        problems.unless(k.dtype == torch.bfloat16, "kv_cache", _dtype(k), "bfloat16 or float8_e4m3fn in Gluon")
+        _check_pages(problems, k)
     for name, tensor in (("query", query), ("kv_cache", k)):
-        problems.unless(tensor.dtype == torch.bfloat16, name, _dtype(tensor), "bfloat16 in Gluon")
         _check_alignment(problems, name, tensor)
     dense = query.stride(0) == query.shape[1] * query.stride(1)
     problems.unless(dense, "query", f"strides {list(query.stride())}", "tokens without gaps in Gluon")
@@ -137,12 +144,17 @@ def _check_gluon_gqa(problems: Problems, query: Tensor, k: Tensor, v: Tensor) ->
     problems.unless(fits, "kv_cache", f"{columns} columns", f"the same in keys and values, {GLUON_HEAD_DIMS}, in Gluon")
     halves = (torch.bfloat16, torch.float16)
     problems.unless(query.dtype in halves, "query", _dtype(query), "bfloat16 or float16 in Gluon")
+    _check_pages(problems, k)
     for tensor in (k, v):
         _check_alignment(problems, "kv_cache", tensor)
 
 
+def _check_pages(problems: Problems, k: Tensor) -> None:
+    problems.unless(k.shape[1] in GLUON_PAGES, "kv_cache", f"pages of {k.shape[1]}", f"{GLUON_PAGES} in Gluon")
+
+
 def _check_alignment(problems: Problems, name: str, tensor: Tensor) -> None:
-    """TMA: addresses and strides are multiples of 16 bytes."""
+    """TMA, and loads of 16 bytes: addresses and strides are multiples of 16 bytes."""
     size = tensor.element_size()
     aligned = tensor.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in tensor.stride()[:-1])
     problems.unless(aligned, name, f"strides {list(tensor.stride())}", "aligned to 16 bytes in Gluon")
