@@ -169,6 +169,7 @@ OPTIONS = {
     "MHA": replace(VERIFY, kv_heads=8),
     "MLA, 6 heads": Shape(6, 0, 16, 3, (300, 2)),
     "fp8 KV": replace(LONG, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 1.75)),
+    "sinks, few requests": replace(LONG, lengths=(700, 3), sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0)),
     "sinks, balanced": replace(LONG, sinks=(0.0, -math.inf, 40.0, 3.0, 0.5, -1.0, 2.0, 1.0), grid="balanced"),
     "MLA draft tree, balanced": Shape(4, 0, 16, 4, (300, 4), parents=(-1, 0, 1, 0), grid="balanced"),
     "fp8 KV, balanced": replace(LONG, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 1.75), grid="balanced"),
