@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 import torch
@@ -32,25 +33,32 @@ VARIED = tuple(i * 211 % 2999 for i in range(1, 25))
 OTHERS = tuple(i * 577 % 2999 for i in range(1, 25))
 """Lengths of 24 requests at capture and at replay: enough for every SM, and no two alike."""
 
+SHORT = tuple(i * 37 % 501 for i in range(90))
+OTHER_SHORT = tuple(i * 91 % 400 for i in range(90))
+"""Many short ones: programs go from request to request all the time."""
 
-def shape(heads: int, kv_heads: int, q_len: int, page_size: int, grid: str) -> Shape:
-    return Shape(heads, kv_heads, page_size, q_len, VARIED, OTHERS, grid=grid)
+
+def shape(heads: int, kv_heads: int, q_len: int, page_size: int, grid: str, lengths: str, fp8: bool) -> Shape:
+    capture, replay = (SHORT, OTHER_SHORT) if lengths == "short" else (VARIED, OTHERS)
+    cache = {"kv_dtype": torch.float8_e4m3fn, "scales": (0.5, 1.75)} if fp8 else {}
+    return Shape(heads, kv_heads, page_size, q_len, capture, replay, grid=grid, **cache)  # type: ignore[arg-type]
 
 
 def case(kernel: Kernel, of: Shape) -> object:
     family = f"mla{of.heads}" if of.mla else f"gqa{of.heads}x{of.kv_heads}"
+    cache = "" if of.kv_dtype is None else "-fp8"
     fits, needs = (HOPPER, "a Hopper GPU (sm_90)") if kernel is GLUON else (ON_GPU, "a GPU")
     return pytest.param(
         kernel,
         of,
-        id=f"{kernel.backend}-{family}-q{of.q_len}-{of.grid}",
+        id=f"{kernel.backend}-{family}-q{of.q_len}-{of.grid}-{len(of.lengths)}{cache}",
         marks=pytest.mark.skipif(not fits, reason=f"needs {needs}"),
     )
 
 
 CASES = [
-    case(kernel, shape(*sizes, grid))
-    for grid in ("split", "balanced")
+    case(kernel, shape(*sizes, grid, lengths, fp8))
+    for grid, lengths, fp8 in product(("split", "balanced"), ("varied", "short"), (False, True))
     for kernel, *sizes in [
         (GLUON, 16, 0, 4, 64),
         (GLUON, 128, 0, 1, 64),
@@ -58,6 +66,7 @@ CASES = [
         (TRITON, 16, 0, 1, 64),
         (TRITON, 64, 8, 4, 32),
     ]
+    if kernel is GLUON or (lengths, fp8) == ("varied", False)
 ]
 
 

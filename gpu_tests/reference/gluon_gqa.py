@@ -65,7 +65,7 @@ ROW_LAYOUT = gl.constexpr(gl.SliceLayout(1, SCORE_LAYOUT.value))
 OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 OPERAND_TILES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=4))
 
-LOAD_REGISTERS, CONVERT_REGISTERS = gl.constexpr(24), gl.constexpr(40)
+LOAD_REGISTERS, CONVERT_REGISTERS = gl.constexpr(24), gl.constexpr(56)
 REGISTERS, REGISTERS_FP8 = 128, 80
 """A thread, on average over the roles: what two CTAs of 8 or 12 warps on an SM can have."""
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left", "table_row"]
@@ -142,10 +142,11 @@ def _convert_role(
             # every piece the bounds of the first one.
             mbarrier.wait(raw_full.index(source), ring // RAW_TILES & 1, pred=ring < stop)
             values = raw.index(source).reshape([KEYS, D]).load(layout).to(tiles.dtype)
-            mbarrier.arrive(raw_free.index(source))
             mbarrier.wait(free.index(target), (ring // TILES & 1) ^ 1)
             tiles.index(target).reshape([KEYS, D]).store(values)
             fence_async_shared()
+            # Behind the fence: in front of it loads may be on their way still when TMA overwrites the tile.
+            mbarrier.arrive(raw_free.index(source))
             mbarrier.arrive(full.index(target))
         done = stop
 
@@ -402,7 +403,7 @@ def paged_decode(
     strict: bool,
     balanced: bool,
 ) -> None:
-    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    """Arguments as in `launch.Launch`, plus the workspace; rows that the offsets do not cover are not
     written. `v` is never None: `gluon_mla` is for MLA.
     """
     assert v is not None

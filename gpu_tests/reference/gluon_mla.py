@@ -298,6 +298,7 @@ def _score_role(
             ring = 2 * before + turn
             mbarrier.wait(full.index(ring % TILES), ring // TILES & 1)
             q_left = tiles.index(ring % TILES).reshape([ROWS, HALF]).load(QUERY_LAYOUT)
+            fence_async_shared()  # the loads have to be done when TMA overwrites the tile
             mbarrier.arrive(free.index(ring % TILES))
         mbarrier.wait(q_full, turn & 1)
         for block in range(begin, end):
@@ -563,7 +564,7 @@ def paged_decode(
     strict: bool,
     balanced: bool,
 ) -> None:
-    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    """Arguments as in `launch.Launch`, plus the workspace; rows that the offsets do not cover are not
     written. `v` is None and `window_left` -1: this is MLA.
     """
     batch, heads = len(seq_lens), query.shape[1]

@@ -39,7 +39,7 @@ def paged_decode_torch(
     window_left: int,
     strict: bool,
 ) -> None:
-    """Arguments as in `decode._Launch`; only rows of `out` and `lse` that the offsets cover are written."""
+    """Arguments as in `launch.Launch`; only rows of `out` and `lse` that the offsets cover are written."""
     if v is None:
         v = k[..., : out.shape[-1]]
     score_scale = bmm1_scale if bmm1_scale_tensor is None else bmm1_scale * float(bmm1_scale_tensor)

@@ -201,7 +201,7 @@ def paged_decode(
     strict: bool,
     balanced: bool,
 ) -> None:
-    """Arguments as in `decode._Launch`, plus the workspace; rows that the offsets do not cover are not
+    """Arguments as in `launch.Launch`, plus the workspace; rows that the offsets do not cover are not
     written.
     """
     batch, num_heads = len(seq_lens), query.shape[1]
