@@ -26,9 +26,9 @@ fastest) / median of three rounds: treat differences below it, or below 5 %, as 
 time divided by that of FlashInfer's fastest kernel for the case. *Error* is the largest error against the fp64
 oracle, relative to the largest output.
 
-The Triton kernels are portable and written to be read: the fallback and the second opinion. The Gluon kernel is
-the one that `auto` takes for MLA on Hopper. *Balanced* is the grid of equal runs over the whole batch
-(`grid="balanced"`, for lengths that vary); without the word, every request is split into as many parts.
+The Triton kernels are portable and written to be read: the fallback and the second opinion. The Gluon kernels are
+those that `auto` takes on Hopper. *Balanced* is the grid of equal runs over the whole batch (`grid="balanced"`, for
+lengths that vary); without the word, every request is split into as many parts.
 """
 
 COLUMNS = (

@@ -21,6 +21,15 @@ FP8_SCALE = 1 / 64
 """Scale of keys and values in fp8: randn reaches 5 or 6 of the 7 that e4m3's 448 then stand for."""
 
 
+def lengths_of(case: Case) -> list[int]:
+    """Keys of each request: the same in every run."""
+    if not case.varied:
+        return [case.length] * case.batch
+    generator = torch.Generator().manual_seed(case.batch * case.length)
+    lengths: list[int] = torch.randint(case.q_len, case.length + 1, (case.batch,), generator=generator).tolist()
+    return lengths
+
+
 class Workload:
     """One page table and query, and several KV sets that share them: as many that at least four times the L2 cache is
     read between two uses of the same bytes, or `sets`.
@@ -28,15 +37,12 @@ class Workload:
 
     def __init__(self, case: Case, l2_bytes: int, *, sets: int | None = None, device: str = "cuda") -> None:
         self.case = case
-        generator = torch.Generator().manual_seed(case.batch * case.length)
-        lengths = torch.full((case.batch,), case.length)
-        if case.varied:
-            lengths = torch.randint(case.q_len, case.length + 1, (case.batch,), generator=generator)
-        self.lengths: list[int] = lengths.tolist()
+        self.lengths = lengths_of(case)
         pages = sum(-(-length // case.page_size) for length in self.lengths)
         width = -(-case.length // case.page_size)
         table = shuffled_page_table(self.lengths, case.page_size, pages, width=width)
-        self.block_tables, self.seq_lens = table.to(device), lengths.int().to(device)
+        self.block_tables = table.to(device)
+        self.seq_lens = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         rows = case.batch * case.q_len
         self.query = torch.randn(rows, case.heads, case.head_dim, device=device, dtype=torch.bfloat16)
         self.sinks = torch.randn(case.heads, device=device) if case.sinks else None

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import attention_report, attention_roofline
 from benchmarks.attention_cases import AIMS, Aim, Case
+from benchmarks.attention_workload import lengths_of
+from gpu_tests.reference.grids import choose_grid
 
 ROOT = Path(__file__).parents[1]
 
@@ -152,3 +156,31 @@ def test_points_lie_on_the_roof_when_a_kernel_takes_the_time_of_the_floor() -> N
 
 def test_a_run_without_figures_has_a_plot_all_the_same() -> None:
     ElementTree.fromstring(attention_roofline.plot(run_of()))
+
+
+def timed_on_both_grids() -> list[list[dict[str, Any]]]:
+    """The records of a case and a kernel of ours that was timed on both grids."""
+    files = sorted((ROOT / "benchmarks/results").glob("attention-h200*.json"))
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    records = [
+        record
+        for run in runs
+        if run["benchmark"] == "attention-decode"
+        for record in run["records"]
+        if record["kernel"].startswith("Nightcap Gluon") and "us" in record
+    ]
+    pairs = [list(group) for _, group in groupby(records, key=lambda record: record["case"])]
+    return [pair for pair in pairs if len(pair) == 2]
+
+
+def test_the_rule_chooses_the_faster_grid_of_those_that_were_measured() -> None:
+    pairs = timed_on_both_grids()
+    assert len(pairs) >= 5
+    for pair in pairs:
+        case = Case.of(pair[0])
+        times = {"balanced" if "balanced" in record["kernel"] else "split": record["us"] for record in pair}
+        choice = choose_grid(
+            lengths_of(case), num_heads=case.heads, num_kv_heads=case.kv_heads or 1, head_dim_v=case.head_dim_v,
+            max_q_len=case.q_len, max_seq_len=case.length, num_sms=132, window_left=case.window,
+        )  # fmt: skip
+        assert times[choice.grid] <= 1.03 * min(times.values()), (str(case), choice, times)

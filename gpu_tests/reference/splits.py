@@ -19,18 +19,18 @@ def choose_splits(
     num_sms: int,
 ) -> int:
     """As many splits as fill the GPU once, none shorter than `MIN_KEYS_PER_SPLIT`."""
-    tiles, tiles_per_sm = _tiles(num_heads, num_kv_heads, head_dim_v, max_q_len)
+    tiles, tiles_per_sm = tiles_of(num_heads, num_kv_heads, head_dim_v, max_q_len)
     wanted = max(1, tiles_per_sm * num_sms // (batch_size * tiles))
     return min(wanted, -(-max_seq_len // MIN_KEYS_PER_SPLIT), MAX_SPLITS)
 
 
 def choose_runs(num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int, num_sms: int) -> int:
     """As many equal runs over the whole batch as fill the GPU once (see `balanced`)."""
-    tiles, tiles_per_sm = _tiles(num_heads, num_kv_heads, head_dim_v, max_q_len)
+    tiles, tiles_per_sm = tiles_of(num_heads, num_kv_heads, head_dim_v, max_q_len)
     return max(1, tiles_per_sm * num_sms // tiles)
 
 
-def _tiles(num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int) -> tuple[int, int]:
+def tiles_of(num_heads: int, num_kv_heads: int, head_dim_v: int, max_q_len: int) -> tuple[int, int]:
     """Tiles of a request, and how many of them run on an SM: an MLA tile fills its shared memory."""
     rows = num_heads // num_kv_heads * max_q_len
     return num_kv_heads * -(-rows // ROWS_PER_TILE), 1 if head_dim_v > 256 else 2
