@@ -25,8 +25,9 @@ LSE is fp32 [num_tokens, H] in base 2 and does not contain the sink.
 How the GPU kernels divide the work is `grid`: `split` cuts the keys of every request into as many parts, and
 gives a request the same bits whatever else is in the batch, as long as batch size, `max_q_len` and
 `max_seq_len` stay the same; `balanced` cuts the keys of the whole batch into equal runs, which is faster when
-lengths vary, and gives a request the same bits only beside the same lengths (see `balanced`). Only the caller
-can choose: when a graph is captured nobody knows how much the lengths of its replays will vary.
+lengths vary, and gives a request the same bits only beside the same lengths (see `pieces`). Only the caller
+can choose: when a graph is captured nobody else knows how much the lengths of its replays will vary.
+`grids.choose_grid` has the measured rule.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Recorder(HostAwareMode):
 
     def call_opaque(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record `fn` as one node.  What it writes is unknown, so every operand is put back afterwards."""
-        name, site = getattr(fn, "__qualname__", repr(fn)), user_site()
+        name, site = getattr(fn, "__qualname__", None) or repr(fn), user_site()
         inputs = tensors_in((args, kwargs))
         with _kernel_running(), _disable_current_modes():
             leaves, spec = self._freeze(args, kwargs)
