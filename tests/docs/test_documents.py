@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ NOT_RUN = {
     ("docs/adopting.md#From nothing to a plan", "installs from the network"),
     ("docs/adopting.md#From nothing to a plan", "needs a repository on GitHub"),
     ("docs/adopting.md#Keep it true", "a line of your own workflow"),
+    ("docs/kernels.md#How they are proven", "these compile for a minute or need a Hopper GPU"),
+    ("docs/kernels.md#How to measure", "the first two need a GPU, and a test compares what the third writes"),
 }
 """Where a block does not run, and the reason that the document gives."""
 MODELS: tuple[type[BaseModel], ...] = (Workflow, Fleet, Job, Pool, SuiteDecl, Defaults, Triggers, QuarantineFile)
@@ -160,6 +163,9 @@ def _check_call(words: list[str]) -> None:
         name, command, rest = cli.resolve_command(context, rest)
         assert command is not None
         command.make_parser(click.Context(command, info_name=name)).parse_args(rest)
+    if words[:2] == ["python", "-m"]:
+        assert find_spec(words[2]) is not None, words
+        assert [word for word in words[3:] if word.endswith(".py") and not (ROOT / word).is_file()] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS)
