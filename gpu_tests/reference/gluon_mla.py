@@ -413,7 +413,6 @@ def _value_role(
             admit_successor(OVERLAP)
         mbarrier.wait(factors_ready, turn & 1)
         factor = factors.load(rows)
-        mbarrier.arrive(factors_free)
         written = row < q_len * HEADS
         if DIRECT:
             pointers = out + (first_row + row // HEADS) * out_token + row % HEADS * out_head
@@ -426,6 +425,7 @@ def _value_role(
         pointers = pointers[:, None] + column[None, :]
         gl.store(pointers, (acc_left * factor[:, None]).to(result), mask=written[:, None])
         gl.store(pointers + HALF, (acc_right * factor[:, None]).to(result), mask=written[:, None])
+        mbarrier.arrive(factors_free)  # behind the first use, which waits for the load
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
