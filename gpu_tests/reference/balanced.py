@@ -47,6 +47,8 @@ def _combine(
     first = _run_with(start, total, runs)
     count = tl.where(own > 0, _run_with(start + own - 1, total, runs) - first + 1, 0)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    # Before any program returns: what waits for this kernel alone must not overtake the one in front of it.
+    wait_for_predecessor(OVERLAP)
     if token >= q_len:
         return
     poisoned = length > max_seq_len
@@ -56,7 +58,6 @@ def _combine(
     top = tl.full([], float("-inf"), tl.float32)
     weight = tl.full([], 0.0, tl.float32)
     acc = tl.zeros([COLUMNS], tl.float32)
-    wait_for_predecessor(OVERLAP)
     for turn in range(0, count, PARTS):
         part = turn + tl.arange(0, PARTS)
         rows = (first + request + part).to(tl.int64) * (HEADS * max_q_len) + row_of_slot
