@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpu_tests.reference import select
+from gpu_tests.reference import sass, select
 
 pytestmark = [
     pytest.mark.suite("attention-reference", gpus=0, est="30s"),
@@ -80,6 +80,24 @@ def test_no_loop_overwrites_an_operand_that_was_loaded_in_front_of_it(compiled: 
         assert [kernel["stale_operands"] for kernel in kernels] == [0] * len(kernels), launch
 
 
+def test_no_tile_is_given_back_while_it_may_still_be_read(compiled: dict[str, Any]) -> None:
+    for launch, kernels in compiled["launches"].items():
+        assert [kernel["unfinished_loads"] for kernel in kernels] == [0] * len(kernels), launch
+
+
+def test_no_role_writes_to_registers_that_it_gave_away(compiled: dict[str, Any]) -> None:
+    for launch, kernels in compiled["launches"].items():
+        assert [kernel["registers_beyond"] for kernel in kernels] == [0] * len(kernels), launch
+
+
+def test_each_role_keeps_its_place_in_a_run_from_piece_to_piece(compiled: dict[str, Any]) -> None:
+    # The place in the line and that in the ring of tiles. Without runs there is one piece, and nothing to keep.
+    launches = {name: of for name, of in compiled["launches"].items() if "Gluon" in name and "runs" in name}
+    for launch, (kernel, _) in launches.items():
+        written, compiled_to = kernel["carried"]
+        assert compiled_to == written == [2] * (3 if "MLA" in launch or "fp8" in launch else 2), launch
+
+
 def test_mla_over_fp8_reads_all_keys_in_loads_of_16_bytes(compiled: dict[str, Any]) -> None:
     # Two keys a thread and panel: 9 panels of the first block of a piece, and 9 of each one that follows.
     launches = [(launch, kernels) for launch, kernels in compiled["launches"].items() if "over fp8" in launch]
@@ -111,6 +129,57 @@ LOOP = """
 def test_a_stale_operand_is_one_that_is_written_behind_its_use_alone(
     weights_first: str, scaled: int, stale: int
 ) -> None:
-    from gpu_tests.reference.offline import stale_operands
+    assert sass.stale_operands(LOOP.format(weights_first=weights_first, scaled=scaled)) == stale
 
-    assert stale_operands(LOOP.format(weights_first=weights_first, scaled=scaled)) == stale
+
+MEET = "BAR.SYNC.DEFER_BLOCKING 0x2, 0x80 ;"
+GIVE_BACK = "@!P1 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R46+UR6+0x18120], RZ ;"
+CONVERT = "F2FP.F16.E4M3.UNPACK_B R36, R39.H1 ;"
+FENCE = "MEMBAR.ALL.CTA ;\nFENCE.VIEW.ASYNC.S ;"
+
+
+@pytest.mark.parametrize(
+    ("behind_the_load", "unfinished"),
+    [
+        ([MEET, GIVE_BACK, CONVERT], 1),
+        ([MEET, CONVERT, GIVE_BACK], 1),
+        ([GIVE_BACK, CONVERT], 1),
+        ([CONVERT, MEET, GIVE_BACK], 0),
+        ([FENCE, MEET, GIVE_BACK], 0),
+        ([MEET, CONVERT, MEET, GIVE_BACK], 0),
+        ([MEET, "@!P3 SYNCS.ARRIVE.TRANS64 RZ, [UR27+0x18100], R13 ;", CONVERT], 0),
+    ],
+    ids=[
+        "used behind the arrival", "used by the warp that arrives alone", "a role of one warp",
+        "used in front", "fenced", "used before the warps meet again", "bytes are expected",
+    ],
+)  # fmt: skip
+def test_a_load_is_unfinished_until_all_warps_have_used_it_or_have_a_fence(
+    behind_the_load: list[str], unfinished: int
+) -> None:
+    lines = ["LDS.64 R10, [R16+UR6] ;", "F2FP.F16.E4M3.UNPACK_B R8, R10 ;", "LDS.64 R38, [R16+UR6+0x1800] ;"]
+    assert sass.unfinished_loads("\n".join([*lines, *behind_the_load])) == unfinished
+
+
+@pytest.mark.parametrize(("last", "beyond"), [(52, 0), (53, 1)])
+def test_registers_beyond_are_counted_against_the_role_that_writes_them(last: int, beyond: int) -> None:
+    roles = f"""
+  USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0x38 ;
+  LDS.128 R{last}, [R16+UR6] ;
+  USETMAXREG.DEALLOC.CTAPOOL 0x18 ;
+  S2R R23, SR_TID.X ;
+  USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xa0 ;
+  HGMMA.64x64x16.F32 R128, gdesc[UR8], RZ, !UPT ;
+"""
+    assert sass.registers_beyond(roles) == beyond
+
+
+def test_a_loop_that_lost_its_values_carries_none() -> None:
+    from gpu_tests.reference.offline import carried
+
+    source = (
+        "%done_0:2 = scf.for %turn = %0 to %1 step %2 iter_args(%start_1 = %start, %done_2 = %done) -> (i32, i32) {"
+    )
+    assert carried(source) == [2]
+    assert carried("scf.for %turn = %c0_i32 to %arg47 step %c1_i32_90  : i32 {") == [0]
+    assert carried("scf.for %done = %c0_i32 to %arg47 step %c1_i32_90  : i32 {") == []

@@ -4,8 +4,7 @@
 
 The launches go through the real call path; only the driver is replaced, and a launch stops after the
 compiler. A spill is a local-memory instruction in the SASS (STL, LDL); HGMMA is Hopper's matrix instruction; a wide
-load brings 16 bytes a thread from global memory; a stale operand is one that was loaded into registers in front of a
-loop and is overwritten in it.
+load brings 16 bytes a thread from global memory. What should be 0 has its words in `sass`, `carried` in its function.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from gpu_tests.reference import combine, division, gluon_gqa, gluon_mla, triton_decode
+from gpu_tests.reference.sass import registers_beyond, stale_operands, unfinished_loads
 from gpu_tests.reference.splits import count_parts, partial_bytes
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -126,7 +126,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
 
 
 def count(kernel: Any) -> dict[str, Any]:
-    """Figures of a compiled kernel, from its SASS."""
+    """Figures of a compiled kernel, from its SASS, and `carried` of what was compiled and what was made of it."""
     disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(kernel.asm["cubin"])
@@ -139,49 +139,19 @@ def count(kernel: Any) -> dict[str, Any]:
         "wide_loads": len(re.findall(r"\bLDG\.E\.128\b", sass)),
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
         "stale_operands": stale_operands(sass),
+        "unfinished_loads": unfinished_loads(sass),
+        "registers_beyond": registers_beyond(sass),
+        "carried": [carried(str(kernel.asm[stage])) for stage in ("source", "ttgir")],
     }
 
 
-MATRIX = re.compile(r"\bHGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+), )?gdesc")
-WRITE = re.compile(r"(?:^|\s)(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*) R(\d+),")
-STORES = ("ST", "RED", "ATOM")
+def carried(ir: str) -> list[int]:
+    """How many values each loop over the pieces of a program carries from turn to turn.
 
-
-def stale_operands(sass: str) -> int:
-    """HGMMA instructions in a loop whose first operand, in registers, is written in that loop behind them alone:
-    from the second turn on they multiply something else.
-
-    ptxas 12.8 did that to a query that was loaded once for all blocks of keys: it took the registers for the
-    weights.
+    Triton 3.6 takes a value for dead that only bounds an inner loop without results, and carries it no longer.
     """
-    lines = sass.splitlines()
-    labels = {line.strip().rstrip(":"): at for at, line in enumerate(lines) if re.match(r"\.L_x_\d+:", line.strip())}
-    jumps = ((at, labels[name]) for at, line in enumerate(lines) for name in re.findall(r"BRA `\((\.L_x_\d+)\)", line))
-    loops = [(start, at) for at, start in jumps if start < at]
-    stale = 0
-    for at, line in enumerate(lines):
-        matrix = MATRIX.search(line)
-        around = [(start, end) for start, end in loops if start < at < end]
-        if not matrix or not matrix[3] or not around:
-            continue
-        # The innermost; what waits for a barrier jumps back, too, from far behind the loop.
-        start, end = min(around, key=lambda loop: loop[1] - loop[0])
-        operand = set(range(int(matrix[3]), int(matrix[3]) + 4))
-        writes = [where for where in range(start, end) if operand & written(lines[where])]
-        stale += bool(writes) and min(writes) > at
-    return stale
-
-
-def written(line: str) -> set[int]:
-    """Numbers of the registers that an instruction writes."""
-    if matrix := MATRIX.search(line):
-        return set(range(int(matrix[2]), int(matrix[2]) + int(matrix[1]) // 2))
-    write = WRITE.search(line)
-    if not write or write[1].startswith(STORES):
-        return set()
-    four, two = (".128", ".M88.4"), (".64", ".WIDE", "CS2R")
-    width = 4 if any(part in write[1] for part in four) else 2 if any(part in write[1] for part in two) else 1
-    return set(range(int(write[2]), int(write[2]) + width))
+    loops = (line.partition(" iter_args(")[2] for line in ir.splitlines() if "scf.for %turn" in line)
+    return [values.partition(")")[0].count(" = ") for values in loops]
 
 
 def main() -> int:
