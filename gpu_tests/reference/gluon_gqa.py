@@ -237,7 +237,7 @@ def _attend_role(
                     visible &= key[None, :] >= position[:, None] - window_left
                 if MASK:
                     visible &= visible_in_draft(
-                        key, length, token, q_len, live_row, mask + request * mask_request, mask_row
+                        key[None, :], token[:, None], length, q_len, mask + request * mask_request, mask_row
                     )
                 scores = gl.where(visible, scores, float("-inf"))
             peak = gl.max(scores, 1)

@@ -67,6 +67,7 @@ from gpu_tests.reference.gluon_fp8 import (
     store_panels,
     words_of,
 )
+from gpu_tests.reference.gluon_parts import barriers, clear_keys_outside, page_ids, visible_in_draft
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
@@ -98,19 +99,6 @@ RUNTIME_INTEGERS = ["k_page", "k_slot", "batch", "num_splits", "max_q_len", "max
 
 
 @gluon.jit
-def _page_ids(pages, block, end, length, PAGE: gl.constexpr):
-    """The ids of the pages that a block before `end` lies in, one unless pages are smaller; 0 where it has no
-    live key.
-    """
-    parts: gl.constexpr = max(KEYS.value // PAGE, 1)
-    ids = ()
-    for part in gl.static_range(parts):
-        key = block * KEYS + part * PAGE
-        ids += (gl.load(pages + key // PAGE, mask=(block < end) & (key < length), other=0),)
-    return ids
-
-
-@gluon.jit
 def _load_role(
     q_half_map, q_rope_map, half_map, rope_map, q_halves, q_rope, tiles, rope,
     q_full, q_free, full, free, rope_full, rope_free,
@@ -132,12 +120,12 @@ def _load_role(
         query_row = (first_row * HEADS).to(gl.int32) + row_of_tile
         pages = block_tables + request.to(gl.int64) * table_row
         # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
-        next_ids = _page_ids(pages, begin, end, length, PAGE)
+        next_ids = page_ids(pages, begin, end, length, PAGE, KEYS)
         _load_half(q_half_map, tiles, full, free, 2 * before + turn, (0,), query_row, 0, ROWS)
         # The rest of the query comes behind the first block: its tiles are in use for longer than those.
         for block in range(begin, gl.maximum(end, begin + 1)):
             ids = next_ids
-            next_ids = _page_ids(pages, block + 1, end, length, PAGE)
+            next_ids = page_ids(pages, block + 1, end, length, PAGE, KEYS)
             step = before + block - begin
             if block < end:
                 slot = block * KEYS % PAGE
@@ -244,16 +232,6 @@ def _hand_over(full):
 
 
 @gluon.jit
-def _clear_dead_keys(latent, live_keys):
-    """Zeroes rows `live_keys` and up of half a latent tile: their weights are 0, but 0 * NaN is NaN."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, layout))
-    for column in gl.static_range(0, HALF, 64):
-        part = latent.slice(column, 64, dim=1)
-        part.store(gl.where((key < live_keys)[:, None], part.load(layout), 0.0))
-
-
-@gluon.jit
 def _score_role(
     q_halves, q_rope, tiles, rope, shrinks, factors, q_full, q_free, full, free, rope_full, scores_ready,
     weights_ready, factors_ready, factors_free, block_tables, table_row, mask, mask_request, mask_row, sinks,
@@ -325,11 +303,9 @@ def _score_role(
                 key = block * KEYS + key_of_block
                 visible = key[None, :] <= position[:, None]
                 if MASK:
-                    draft = gl.maximum(key - (length - q_len), 0)
-                    in_draft = live_row[:, None] & ((key >= length - q_len) & (draft < q_len))[None, :]
-                    words = mask + request * mask_request + token[:, None] * mask_row + (draft // 16)[None, :]
-                    bits = gl.load(words, mask=in_draft, other=0xFFFF).to(gl.int32)
-                    visible &= ((bits >> (draft % 16)[None, :]) & 1) == 1
+                    visible &= visible_in_draft(
+                        key[None, :], token[:, None], length, q_len, mask + request * mask_request, mask_row
+                    )
                 scores = gl.where(visible, scores, float("-inf"))
             peak = gl.max(scores, 1)
             new_top = gl.where(peak > top + LAZY, peak, top)
@@ -341,8 +317,8 @@ def _score_role(
             rope_keys.store(weights.to(gl.bfloat16))
             shrinks.index(stage).store(shrink)
             if not QUANTIZED and (block + 1) * KEYS > length:
-                _clear_dead_keys(left, length - block * KEYS)
-                _clear_dead_keys(right, length - block * KEYS)
+                clear_keys_outside(left, 0, length - block * KEYS)
+                clear_keys_outside(right, 0, length - block * KEYS)
             fence_async_shared()
             mbarrier.arrive(weights_ready.index(stage))
         before += gl.maximum(end - begin, 0)
@@ -466,12 +442,12 @@ def _mla_decode(
     q_free = _barrier()
     factors_ready = _barrier()
     factors_free = _barrier()
-    full = _barriers(TILES)
-    free = _barriers(TILES)
-    rope_full = _barriers(STAGES)
-    rope_free = _barriers(STAGES)
-    weights_ready = _barriers(STAGES)
-    scores_ready = _barriers(2)
+    full = barriers(TILES)
+    free = barriers(TILES)
+    rope_full = barriers(STAGES)
+    rope_free = barriers(STAGES)
+    weights_ready = barriers(STAGES)
+    scores_ready = barriers(2)
 
     gl.warp_specialize(
         [
@@ -511,14 +487,6 @@ def _barrier():
     barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(barrier, count=1)
     return barrier
-
-
-@gluon.jit
-def _barriers(count: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(count):
-        mbarrier.init(barriers.index(index), count=1)
-    return barriers
 
 
 def query_maps(query: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:

@@ -30,13 +30,14 @@ def page_ids(pages, block, end, length, PAGE: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def visible_in_draft(key, length, token, q_len, live_row, mask, mask_row):
-    """Which rows (query tokens) see which keys by the draft mask of a request; keys before the draft are seen."""
+def visible_in_draft(key, token, length, q_len, mask, mask_row):
+    """Which tokens see which keys by the draft mask of a request; keys before the draft are seen. `key` and `token`
+    are vectors that broadcast against each other.
+    """
     draft = gl.maximum(key - (length - q_len), 0)
-    in_draft = live_row[:, None] & ((key >= length - q_len) & (draft < q_len))[None, :]
-    words = mask + token[:, None] * mask_row + (draft // 16)[None, :]
-    bits = gl.load(words, mask=in_draft, other=0xFFFF).to(gl.int32)
-    return ((bits >> (draft % 16)[None, :]) & 1) == 1
+    in_draft = (token < q_len) & (key >= length - q_len) & (draft < q_len)
+    bits = gl.load(mask + token * mask_row + draft // 16, mask=in_draft, other=0xFFFF).to(gl.int32)
+    return ((bits >> (draft % 16)) & 1) == 1
 
 
 @gluon.jit
