@@ -19,10 +19,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_tests.reference import oracle
-from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors, weight_rounding
 from gpu_tests.reference.decode import KernelPreconditionError, pack_mask, trtllm_batch_decode_with_kv_cache
-from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted, same_bits
+from gpu_tests.reference.trial import (
+    Kernel,
+    Launch,
+    Shape,
+    assert_accepted,
+    assert_ragged_accepted,
+    assert_strict_marks_the_request_without_keys,
+    same_bits,
+)
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
 
@@ -220,40 +226,21 @@ GRIDS = pytest.mark.parametrize("grid", ["split", "balanced"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(kernel: Kernel, grid: str) -> None:
     launch = Launch(kernel, replace(VERIFY, lengths=(0, 1, 20), grid=grid), kernel.dtypes[0], empty_rows="strict")
-    out, lse = launch.run()
-    assert out[:4].isnan().all()
-    assert lse[:4].isnan().all()
-    # Length 1 with 4 query tokens: three rows see no key, which is legal in a padded request.
-    assert (out[4:7] == 0).all()
-    assert torch.isneginf(lse[4:7]).all()
-    assert out[7:].isfinite().all()
+    assert_strict_marks_the_request_without_keys(launch)
 
 
 @GRIDS
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(kernel: Kernel, grid: str) -> None:
     launch = Launch(kernel, replace(VERIFY, lengths=(20, 33, 5), grid=grid), kernel.dtypes[0])
-    offsets = torch.tensor([0, 1, 5, 7], dtype=torch.int32, device=kernel.device)
-    out, lse = launch.run(cum_seq_lens_q=offsets, q_len_per_req=None, max_q_len=4)
-    assert out[7:].isnan().all()
-    assert lse[7:].isnan().all()
-    for request, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7)]):
-        pages, length = launch.block_tables[request], launch.lengths[request]
-        query, scale = launch.query[start:stop], launch.softmax_scale
-        ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
-        stored = launch.cache.stored(pages, length)
-        low = [make(query, *stored, scale=scale) for make in (low_precision, weight_rounding)]
-        assert row_errors(out[start:stop], ref.out, low[0], launch.dtype, low[1]) == []
-        assert lse_errors(lse[start:stop], ref.lse) == []
+    assert_ragged_accepted(launch, (0, 1, 5, 7))
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_ragged_mla_with_uniform_offsets_equals_the_uniform_call(kernel: Kernel) -> None:
     launch = Launch(kernel, Shape(4, 0, 16, 2, (20, 0, 33)), kernel.dtypes[0])
     uniform = launch.run()
-    offsets = torch.tensor([0, 2, 4, 6], dtype=torch.int32, device=kernel.device)
-    ragged = launch.run(query=launch.query, out=launch.out, cum_seq_lens_q=offsets, max_q_len=2)
-    assert same_bits(uniform, ragged)
+    assert same_bits(uniform, launch.run_ragged((0, 2, 4, 6)))
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)

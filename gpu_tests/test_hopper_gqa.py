@@ -16,9 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu_tests.reference import oracle, select
-from gpu_tests.reference.acceptance import low_precision, lse_errors, row_errors, weight_rounding
-from gpu_tests.reference.trial import HOPPER, Launch, Shape, Trial, assert_accepted, replayed, same_bits
+from gpu_tests.reference import select
+from gpu_tests.reference.trial import (
+    BROKEN_METADATA,
+    HOPPER,
+    Launch,
+    Shape,
+    Trial,
+    assert_accepted,
+    assert_ragged_accepted,
+    assert_strict_marks_the_request_without_keys,
+    replayed,
+    same_bits,
+)
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
 
@@ -119,18 +129,7 @@ def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
     splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = Trial(replace(LONG, lengths=(400, 33, 5), grid=grid), splits).launch(monkeypatch)
-    offsets = torch.tensor([0, 1, 5, 7], dtype=torch.int32, device="cuda")
-    out, lse = launch.run(q_len_per_req=None, cum_seq_lens_q=offsets, max_q_len=4)
-    assert out[7:].isnan().all()
-    assert lse[7:].isnan().all()
-    for request, (start, stop) in enumerate([(0, 1), (1, 5), (5, 7)]):
-        pages, length = launch.block_tables[request], launch.lengths[request]
-        query, scale = launch.query[start:stop], launch.softmax_scale
-        ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
-        stored = launch.cache.stored(pages, length)
-        low = [make(query, *stored, scale=scale) for make in (low_precision, weight_rounding)]
-        assert row_errors(out[start:stop], ref.out, low[0], torch.bfloat16, low[1]) == []
-        assert lse_errors(lse[start:stop], ref.lse) == []
+    assert_ragged_accepted(launch, (0, 1, 5, 7))
 
 
 @needs_hopper
@@ -140,31 +139,13 @@ def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
     splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = Trial(replace(LONG, lengths=(0, 1, 200), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
-    out, lse = launch.run()
-    assert out[:4].isnan().all()
-    assert lse[:4].isnan().all()
-    # Length 1 with 4 query tokens: three rows see no key, which is legal in a padded request.
-    assert (out[4:7] == 0).all()
-    assert torch.isneginf(lse[4:7]).all()
-    assert out[7:].isfinite().all()
-
-
-def too_long(launch: Launch) -> None:
-    launch.seq_lens[1] = launch.shape.max_seq_len + 1
-
-
-def page_past_the_pool(launch: Launch) -> None:
-    launch.block_tables[1, 0] = launch.cache.num_pages
-
-
-def last_page_minus_one(launch: Launch) -> None:
-    launch.block_tables[1, (launch.lengths[1] - 1) // launch.shape.page_size] = -1
+    assert_strict_marks_the_request_without_keys(launch)
 
 
 @needs_hopper
 @GRIDS
 @pytest.mark.parametrize("fp8", [{}, FP8], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("fault", [too_long, page_past_the_pool, last_page_minus_one])
+@pytest.mark.parametrize("fault", BROKEN_METADATA)
 def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
     fault: Callable[[Launch], None], fp8: dict[str, object], grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

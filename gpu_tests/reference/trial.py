@@ -6,8 +6,9 @@ Outputs and workspaces are NaN before each launch; dead slots, spare pages and g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 import torch
@@ -175,6 +176,12 @@ class Launch:
         self.launch(**options)
         return self.out.clone(), self.lse.clone()
 
+    def run_ragged(self, offsets: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """One launch in which request `i` has the query rows from `offsets[i]` to `offsets[i + 1]`."""
+        given = torch.tensor(offsets, dtype=torch.int32, device=self.kernel.device)
+        query = {"query": self.query, "out": self.out} if self.shape.mla else {"q_len_per_req": None}
+        return self.run(cum_seq_lens_q=given, max_q_len=self.shape.q_len, **query)
+
     def launch(self, **options: object) -> None:
         shape = self.shape
         k_scale, v_scale = shape.scales
@@ -236,6 +243,52 @@ def assert_accepted(launch: Launch, result: tuple[Tensor, Tensor]) -> None:
 
 def same_bits(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
+
+
+def assert_ragged_accepted(launch: Launch, offsets: Sequence[int]) -> None:
+    """Rows up to the last offset are what the oracle says, and the others are not written."""
+    out, lse = launch.run_ragged(offsets)
+    assert out[offsets[-1] :].isnan().all()
+    assert lse[offsets[-1] :].isnan().all()
+    for request, (start, stop) in enumerate(pairwise(offsets)):
+        pages, length = launch.block_tables[request], launch.lengths[request]
+        query, scale = launch.query[start:stop], launch.softmax_scale
+        ref = oracle.attention(query, *launch.cache.gather(pages, length), scale=scale)
+        stored = launch.cache.stored(pages, length)
+        low = [make(query, *stored, scale=scale) for make in (low_precision, weight_rounding)]
+        assert row_errors(out[start:stop], ref.out, low[0], launch.dtype, low[1]) == []
+        assert lse_errors(lse[start:stop], ref.lse) == []
+
+
+def assert_strict_marks_the_request_without_keys(launch: Launch) -> None:
+    """`launch` is strict and has 4 query tokens; its first request has no key, its second one has one."""
+    out, lse = launch.run()
+    assert out[:4].isnan().all()
+    assert lse[:4].isnan().all()
+    # One key and 4 query tokens: three rows see no key, which is legal in a padded request.
+    assert (out[4:7] == 0).all()
+    assert torch.isneginf(lse[4:7]).all()
+    assert out[7:].isfinite().all()
+
+
+def too_long(launch: Launch) -> None:
+    launch.seq_lens[1] = launch.shape.max_seq_len + 1
+
+
+def page_past_the_pool(launch: Launch) -> None:
+    launch.block_tables[1, 0] = launch.cache.num_pages
+
+
+def page_minus_one(launch: Launch) -> None:
+    launch.block_tables[1, 0] = -1
+
+
+def last_page_past_the_pool(launch: Launch) -> None:
+    launch.block_tables[1, (launch.lengths[1] - 1) // launch.shape.page_size] = launch.cache.num_pages
+
+
+BROKEN_METADATA = [too_long, page_past_the_pool, page_minus_one, last_page_past_the_pool]
+"""Each breaks the contract in request 1 of a launch, in place."""
 
 
 @dataclass(frozen=True)
