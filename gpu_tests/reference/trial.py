@@ -298,6 +298,7 @@ class Trial:
     shape: Shape
     splits: int | None
     dtype: torch.dtype = torch.bfloat16
+    kernel: Kernel = GLUON
 
     def __str__(self) -> str:
         return f"{self.shape}-splits{self.splits or ''}"
@@ -307,8 +308,8 @@ class Trial:
 
         if self.splits is not None:
             monkeypatch.setattr(division, "splits_for", lambda *_: self.splits)
-        launch = Launch(GLUON, self.shape, self.dtype, empty_rows=empty_rows)
-        launch.workspace = torch.zeros(WORKSPACE, device="cuda")
+        launch = Launch(self.kernel, self.shape, self.dtype, empty_rows=empty_rows)
+        launch.workspace = torch.zeros(WORKSPACE, device=self.kernel.device)
         return launch
 
 

@@ -1,0 +1,167 @@
+"""The Gluon kernels against the fp64 oracle on a CPU, role by role: pieces, rings, phases, masks and formulas of every
+kernel and option, without a GPU. Layouts and the order of memory accesses are for the suites on a Hopper GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_tests.reference.trial import (
+    BROKEN_METADATA,
+    Kernel,
+    Launch,
+    Shape,
+    Trial,
+    assert_accepted,
+    assert_ragged_accepted,
+    assert_strict_marks_the_request_without_keys,
+)
+
+pytestmark = [
+    pytest.mark.suite("attention-reference", gpus=0, est="30s"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton, in which the kernels are written"
+    ),
+]
+
+ON_CPU = Kernel("gluon", "cpu", (torch.bfloat16,))
+FP8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "scales": (0.5, 1.75)}
+MLA, GQA = Shape(6, 0, 64, 4, (130, 4, 65)), Shape(4, 2, 32, 4, (130, 4, 65))
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> Iterator[list[Any]]:
+    from gpu_tests.reference.gluon_interpreter import interpreted
+
+    with interpreted() as kernels:
+        yield kernels
+
+
+def trial(shape: Shape, splits: int | None) -> Trial:
+    return Trial(shape, splits, kernel=ON_CPU)
+
+
+EDGES = {"q1": (1, (63, 64, 0, 65, 1, 129)), "q4": (4, (66, 4, 0, 128, 1))}
+SHAPES = [
+    trial(replace(family, page_size=page, q_len=q_len, lengths=lengths, grid=grid, **cache), splits)
+    for family, cache in product((MLA, GQA), ({}, FP8))
+    for page, (q_len, lengths) in product((16, 64, 128), EDGES.values())
+    for grid, splits in (("split", 1), ("split", 2), ("balanced", 3), ("balanced", 7))
+]
+
+
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: f"{case}-{case.shape.grid}")
+def test_every_row_agrees_with_the_oracle(case: Trial, kernels: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = case.launch(monkeypatch)
+    assert_accepted(launch, launch.run())
+    assert sum(kernel.programs for kernel in kernels) > 0
+
+
+SINKS = (0.0, -math.inf, 40.0, 3.0)
+OPTIONS = {
+    "draft tree and sinks": replace(GQA, sinks=SINKS, parents=(-1, 0, 0, 2)),
+    "draft tree and sinks, fp8": replace(GQA, sinks=SINKS, parents=(-1, 0, 0, 2), **FP8),
+    "window": replace(GQA, window_left=40),
+    "window of one key, fp8": replace(GQA, q_len=1, window_left=0, lengths=(130, 1, 64, 65), **FP8),
+    "more tokens than keys": replace(GQA, lengths=(1, 2, 3)),
+    "64 columns, one group, fp16": replace(GQA, heads=2, head_dim=64),
+    "many rows": replace(GQA, heads=24, kv_heads=1, lengths=(70,)),
+    "NHD, pages with both sides": replace(GQA, layout="NHD", storage="page"),
+    "MLA, draft tree and sinks": replace(MLA, sinks=(*SINKS, 0.0, 1.0), parents=(-1, 0, 0, 2)),
+    "MLA, draft tree, fp8": replace(MLA, parents=(-1, 0, 0, 2), **FP8),
+    "MLA, pages of one key, fp8": replace(MLA, page_size=1, lengths=(70, 4), **FP8),
+    "MLA, two tiles": replace(MLA, heads=20, lengths=(70,)),
+}
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_agree_with_the_oracle(name: str, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.float16 if "fp16" in name else torch.bfloat16
+    launch = replace(trial(OPTIONS[name], splits), dtype=dtype).launch(monkeypatch)
+    assert_accepted(launch, launch.run())
+
+
+BOTH = pytest.mark.parametrize("family", [MLA, GQA], ids=["MLA", "GQA"])
+GRIDS = pytest.mark.parametrize(("grid", "splits"), [("split", 1), ("split", 2), ("balanced", 3)])
+
+
+@BOTH
+@GRIDS
+def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
+    family: Shape, grid: str, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = trial(replace(family, lengths=(130, 33, 5), grid=grid), splits).launch(monkeypatch)
+    assert_ragged_accepted(launch, (0, 1, 5, 7))
+
+
+@BOTH
+@GRIDS
+def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
+    family: Shape, grid: str, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = trial(replace(family, lengths=(0, 1, 70), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
+    assert_strict_marks_the_request_without_keys(launch)
+
+
+@BOTH
+@GRIDS
+@pytest.mark.parametrize("fault", BROKEN_METADATA)
+def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
+    fault: Callable[[Launch], None], family: Shape, grid: str, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = trial(replace(family, q_len=1, lengths=(65, 100, 3), grid=grid), splits).launch(monkeypatch)
+    fault(launch)
+    out, lse = launch.run()
+    assert [bool(row.isnan().all()) for row in out] == [False, True, False]
+    assert lse.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+# What it is there to find.
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, module: str, name: str, before: str, after: str) -> None:
+    """Replaces text in the source of a function of a kernel."""
+    import inspect
+    import sys
+    import types
+
+    of = sys.modules[f"gpu_tests.reference.{module}"]
+    kernel = getattr(of, name)
+    source = inspect.getsource(kernel.fn)
+    assert before in source
+    text = source[source.index("def ") :].replace(before, after)
+    names: dict[str, Any] = {}
+    exec(compile("from __future__ import annotations\n" + text, f"{module} changed", "exec"), vars(of), names)
+    function = types.FunctionType(names[name].__code__, kernel.fn.__globals__, name)
+    monkeypatch.setattr(kernel, "fn", function)
+
+
+FAULTS = {
+    "a tile is never given back": ("gluon_gqa", "_attend_role", "mbarrier.arrive(free", "(free"),
+    "a ring of the wrong length": ("gluon_gqa", "_load_tile", "ring // TILES & 1", "ring // 2 & 1"),
+    "dead keys are not cleared": ("gluon_parts", "clear_keys_outside", "(key < end)", "(key < end + 1)"),
+    "the last block is not masked": ("gluon_gqa", "_attend_role", "length - q_len + 1", "length + 64"),
+    "a piece begins one block late": ("pieces", "piece_of", "run_begin - start, 0)", "run_begin - start, 1)"),
+    "keys of another page": ("gluon_parts", "page_ids", "key // PAGE, mask", "key // PAGE * 0, mask"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_fault_in_a_kernel_is_found(fault: tuple[str, str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_tests.reference import gluon_interpreter
+
+    monkeypatch.setattr(gluon_interpreter, "WAIT_SECONDS", 0.5)
+    launch = trial(replace(GQA, lengths=(300, 70, 33), grid="balanced"), 3).launch(monkeypatch)
+    assert_accepted(launch, launch.run())
+    changed(monkeypatch, *fault)
+    with pytest.raises(AssertionError):
+        assert_accepted(launch, launch.run())
