@@ -47,6 +47,28 @@ def test_the_contract_holds_with_the_pytorch_kernel_forced(world: str) -> None:
     assert judged(f"{world}+everything", "torch").headline is None
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, in which the kernels are written")
+@pytest.mark.parametrize(
+    ("scenario", "grid"),
+    [
+        ("mla-target+everything", "split"),
+        ("mha-draft", "balanced"),
+        *(
+            pytest.param(scenario, grid, marks=pytest.mark.slow)
+            for scenario in ("mla-target", "mla-extend-packed", "mla-fp8", "mha-target+everything")
+            for grid in ("split", "balanced")
+        ),
+        pytest.param("mha-window", "split", marks=pytest.mark.slow),
+    ],
+)
+def test_the_contract_holds_with_the_gluon_kernels_on_the_emulation(scenario: str, grid: str) -> None:
+    from gpu_tests.reference.gluon_interpreter import interpreted
+
+    with interpreted() as kernels:
+        assert judged(scenario, "gluon", grid).report == f"{scenario}#0: holds"
+    assert sum(kernel.programs for kernel in kernels) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1, and a NumPy below 2.4 for Triton's interpreter")
 @pytest.mark.parametrize("grid", ["split", "balanced"])
