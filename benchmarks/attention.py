@@ -178,8 +178,11 @@ def run(cases: list[Case], path: Path) -> None:
 
 
 def chosen(pattern: str) -> list[Case]:
-    """The cases whose name matches; exits if none does."""
-    found = [case for case in CASES if re.search(pattern, str(case))]
+    """The cases whose name matches; exits if none does, or the pattern is none."""
+    try:
+        found = [case for case in CASES if re.search(pattern, str(case))]
+    except re.error as error:
+        raise SystemExit(f"benchmarks.attention: --cases {pattern!r} is no regular expression: {error}") from None
     if not found:
         known = "\n".join(f"  {case}" for case in CASES)
         raise SystemExit(f"benchmarks.attention: no case matches {pattern!r}. Cases:\n{known}")
@@ -193,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     what.add_argument("--report", action="store_true", help="write docs/gpu-results* from benchmarks/results/")
     parser.add_argument("--cases", default="", metavar="REGEX", help="measure the cases whose name matches")
     given = parser.parse_args(arguments)
+    if given.report and given.cases:
+        parser.error("--report writes all results: --cases is for --json")
     if given.report:
         for name, text in attention_report.files(RESULTS).items():
             (Path("docs") / name).write_text(text, encoding="utf-8")

@@ -29,6 +29,14 @@ def test_a_window_has_no_balanced_grid() -> None:
     assert choose_grid([8192] + [100] * 31, max_seq_len=8192, window_left=127, **GQA).grid == "split"
 
 
+def test_all_wrong_numbers_are_named_at_once() -> None:
+    wrong = MLA | {"num_heads": 10, "num_kv_heads": 4, "num_sms": 0}
+    with pytest.raises(ValueError, match=r"num_sms: got 0, .*; num_heads: got 10, .* multiple .*; seq_lens: got -1"):
+        choose_grid([5, -1], max_seq_len=10, **wrong)
+    with pytest.raises(ValueError, match="num_kv_heads: got 0, must be 1 or more"):
+        choose_grid([5], max_seq_len=10, **(MLA | {"num_kv_heads": 0}))
+
+
 def test_a_length_out_of_range_is_an_error() -> None:
     with pytest.raises(ValueError, match="got 9000, must be from 0 to max_seq_len = 8192"):
         choose_grid([100, 9000], max_seq_len=8192, **MLA)

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from gpu_tests.graphs import CpuGraphDriver, CudaGraphDriver, GraphDriver, opaque
-from gpu_tests.reference.trial import Kernel, Launch, Shape, assert_accepted
+from gpu_tests.reference.trial import GLUON, HOPPER, Kernel, Launch, Shape, assert_accepted
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
 
 ON_GPU = torch.cuda.is_available()
-HOPPER = ON_GPU and torch.cuda.get_device_capability() == (9, 0)
 CAPTURES, REPLAYS = 3, 1500
 
-GLUON = Kernel("gluon", "cuda", (torch.bfloat16,))
 TRITON = Kernel("triton", "cuda", (torch.bfloat16,))
 TORCH = Kernel("torch", "cpu", (torch.bfloat16,))
 

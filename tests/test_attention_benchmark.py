@@ -182,3 +182,7 @@ def test_without_a_gpu_the_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, ca
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no case matches 'MLB'"):
         attention.main(["--json", str(tmp_path / "x.json"), "--cases", "MLB"])
+    with pytest.raises(SystemExit, match="'\\(' is no regular expression: missing"):
+        attention.main(["--json", "file.json", "--cases", "("])
+    with pytest.raises(SystemExit):
+        attention.main(["--report", "--cases", "MLA"])

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import decode as reference
+from gpu_tests.reference.grids import Grid
 
 ForcedKernel = Literal["auto", "gluon", "triton", "torch"]
-Grid = Literal["split", "balanced"]
 
 COUNTER_BYTES = 256
 """Bytes at the start of a workspace that hold the multi-CTA counters (vLLM#25520, flashinfer#4002)."""

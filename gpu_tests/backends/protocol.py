@@ -28,7 +28,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from gpu_tests.backends.kernel_plug import ForcedKernel, Grid, KernelPlug
+from gpu_tests.backends.kernel_plug import ForcedKernel, KernelPlug
+from gpu_tests.reference.grids import Grid
 from gpu_tests.reference.paged import PagedKV
 
 

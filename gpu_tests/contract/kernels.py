@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from gpu_tests.backends import default_backend
-from gpu_tests.backends.kernel_plug import ForcedKernel, Grid
+from gpu_tests.backends.kernel_plug import ForcedKernel
 from gpu_tests.backends.protocol import World, WorldSpec
 from gpu_tests.backends.runner import Runner
 from gpu_tests.contract.scenario import WORLDS
 from gpu_tests.reference.decode import KernelPreconditionError
+from gpu_tests.reference.grids import Grid
 
 GLUON_WORLDS = {"mla": "mla-deepseek", "mha": "mha-llama"}
 """The world of each family whose dtype and heads others have when Gluon is forced."""

@@ -35,7 +35,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpu_tests.reference.launch import Backend, EmptyRows, Grid, Launch, Layout, Scale, int32, query_length, split_kv
+from gpu_tests.reference.grids import Grid
+from gpu_tests.reference.launch import Backend, EmptyRows, Launch, Layout, Scale, int32, query_length, split_kv
 from gpu_tests.reference.preconditions import KernelPreconditionError, Problems
 from gpu_tests.reference.splits import LARGEST_GPU, choose_runs, choose_splits, count_parts, partial_bytes
 

@@ -1,4 +1,4 @@
-"""MHA, GQA and MQA decode on Hopper in Triton Gluon: two roles, P in registers, split KV, then the shared combine.
+"""MHA, GQA and MQA decode on Hopper in Triton Gluon: roles, P in registers, split KV, then the shared combine.
 
 One CTA takes 64 packed query rows (query tokens x heads of a group) on one KV head, and one split of the keys of
 a request or a run over the whole batch, in blocks of 64 keys. Reading keys and values once is the limit, so the

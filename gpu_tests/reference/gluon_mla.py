@@ -29,7 +29,7 @@ The other roles see the same tiles. The registers come from the score role, so t
 and two blocks beside it.
 
 Frozen in a graph: pointers, shapes, strides, floats, and the tensor maps of the cache in bf16 and of the query.
-Live: contents of `seq_lens`, `block_tables`, `cum_seq_lens_q`, `sinks` and tensor scales.
+Live: contents of `query`, `seq_lens`, `block_tables`, `cum_seq_lens_q`, `mask`, `sinks` and tensor scales.
 
 Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; weight absorption,
 DeepSeek-V2 2024, section 2.1.

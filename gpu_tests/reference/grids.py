@@ -48,12 +48,19 @@ def choose_grid(
     """The faster grid for requests of `seq_lens` keys (MLA: `num_kv_heads=1`), as the measured rule says.
 
     A host function: an engine calls it with the lengths that it captures a graph for, or that it expects at replay.
-    Both grids are right for any lengths. `num_sms` is the GPU's number of multiprocessors. Raises ValueError if a
-    length is negative or above `max_seq_len`.
+    Both grids are right for any lengths. `num_sms` is the GPU's number of multiprocessors. Raises ValueError with all
+    that is wrong: a length below 0 or above `max_seq_len`, a number below 1, heads that are no multiple of KV heads.
     """
+    given = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim_v": head_dim_v, "max_q_len": max_q_len}
+    given |= {"max_seq_len": max_seq_len, "num_sms": num_sms}
+    problems = [f"{name}: got {number}, must be 1 or more" for name, number in given.items() if number < 1]
+    if num_kv_heads >= 1 and num_heads % num_kv_heads:
+        problems.append(f"num_heads: got {num_heads}, must be a multiple of num_kv_heads = {num_kv_heads}")
     wrong = [length for length in seq_lens if not 0 <= length <= max_seq_len]
     if wrong:
-        raise ValueError(f"seq_lens: got {wrong[0]}, must be from 0 to max_seq_len = {max_seq_len}")
+        problems.append(f"seq_lens: got {wrong[0]}, must be from 0 to max_seq_len = {max_seq_len}")
+    if problems:
+        raise ValueError("; ".join(problems))
     if window_left >= 0:
         return GridChoice("split", "a window leaves every request about the same number of keys")
     heads = (num_heads, num_kv_heads, head_dim_v, max_q_len)

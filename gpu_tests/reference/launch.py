@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gpu_tests.reference import select, torch_decode
+from gpu_tests.reference.grids import Grid
 from gpu_tests.reference.preconditions import Problems
 
 Backend = Literal["auto", "gluon", "triton", "torch"]
 EmptyRows = Literal["strict", "safe"]
-Grid = Literal["split", "balanced"]
 Layout = Literal["HND", "NHD"]
 Scale = float | Tensor
 Counts = TypeVar("Counts", Tensor, Tensor | None)

@@ -9,6 +9,8 @@ load brings 16 bytes a thread from global memory. What should be 0 has its words
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import re
 import subprocess
@@ -17,6 +19,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and importlib.util.find_spec("triton") is None:
+    print("python -m gpu_tests.reference.offline: needs triton: pip install 'nightcap[gpu]'", file=sys.stderr)
+    sys.exit(2)
 
 import torch
 import triton
@@ -155,6 +161,12 @@ def carried(ir: str) -> list[int]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_tests.reference.offline",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
     kernels, figures = compile_only(), {}
     for name, compile_launch in LAUNCHES.items():
         kernels.clear()
