@@ -23,6 +23,7 @@ from gpu_tests.reference.trial import (
     assert_accepted,
     assert_ragged_accepted,
     assert_strict_marks_the_request_without_keys,
+    same_bits,
 )
 
 pytestmark = [
@@ -123,6 +124,15 @@ def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
     out, lse = launch.run()
     assert [bool(row.isnan().all()) for row in out] == [False, True, False]
     assert lse.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+def test_over_fp8_a_query_out_of_the_range_of_float16_has_the_bits_of_one_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch = trial(replace(GQA, **FP8), 2).launch(monkeypatch)
+    expected = launch.run()
+    launch.query *= 2.0**40
+    assert same_bits(launch.run(bmm1_scale=launch.softmax_scale * launch.shape.scales[0] / 2.0**40), expected)
 
 
 # What it is there to find.

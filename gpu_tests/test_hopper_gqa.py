@@ -26,13 +26,13 @@ from gpu_tests.reference.trial import (
     assert_accepted,
     assert_ragged_accepted,
     assert_strict_marks_the_request_without_keys,
+    needs_hopper,
     replayed,
     same_bits,
 )
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
 
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (sm_90)")
 
 FP8 = {"kv_dtype": torch.float8_e4m3fn, "scales": (0.5, 1.75)}
 VARIED = ((3000, 0, 17, 700, 1, 256), (5, 1500, 2999, 0, 130, 64))

@@ -31,13 +31,12 @@ from gpu_tests.reference.trial import (
     assert_accepted,
     assert_ragged_accepted,
     assert_strict_marks_the_request_without_keys,
+    needs_hopper,
     replayed,
     same_bits,
 )
 
 pytestmark = pytest.mark.suite("attention-reference", gpus=0, est="30s")
-
-needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (sm_90)")
 
 
 # Shapes.

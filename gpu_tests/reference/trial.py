@@ -38,6 +38,7 @@ class Kernel:
 
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (sm_90)")
 GLUON = Kernel("gluon", "cuda", (torch.bfloat16,))
 WORKSPACE = 40 << 20
 """fp32 elements: more than any forced number of splits needs in a trial."""
