@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.combine import row_factor, wait_for_predecessor
+from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
 from gpu_tests.reference.pieces import SWITCH, blocks_of, rows_of_request, width_of
 
 PARTS, COLUMNS, ELEMENTS = 4, 512, 32
@@ -47,6 +47,7 @@ def _combine(
     first = _run_with(start, total, runs)
     count = tl.where(own > 0, _run_with(start + own - 1, total, runs) - first + 1, 0)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
+    admit_successor(OVERLAP)
     # Before any program returns: what waits for this kernel alone must not overtake the one in front of it.
     wait_for_predecessor(OVERLAP)
     if token >= q_len:

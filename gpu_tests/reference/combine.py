@@ -14,7 +14,8 @@ It is a chain of latencies, so it has as few links as possible:
   eight warps for 32 columns of a row with 256 splits, which also spreads a single request over the GPU.
 * On Hopper and later it is launched while the last blocks of the first half are at work, and waits there
   (`launch_options`). On an H200 that saves 1.2 us of 81 for 32 requests, 0.7 of 20.8 for one. Launched earlier
-  it would wait for longer, and gain less.
+  it would wait for longer, and gain less. It admits the next kernel at once: that one waits for its end before it
+  reads or writes anything, and its launch takes no time of its own, 1 us of 18.6 for one request.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def _combine(
     split = tl.arange(0, SPLITS)
     parts = part.to(tl.int64) * num_splits + split
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    admit_successor(OVERLAP)
     wait_for_predecessor(OVERLAP)
     lses = tl.load(part_lse + parts, mask=split < num_splits, other=float("-inf"))
     values = tl.load(part_out + parts[:, None] * DV + columns[None, :], mask=(split < num_splits)[:, None], other=0.0)

@@ -46,7 +46,17 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
 from gpu_tests.reference.division import divide
-from gpu_tests.reference.gluon_parts import barriers, clear_keys_outside, page_ids, visible_in_draft
+from gpu_tests.reference.gluon_parts import (
+    LAZY,
+    ROOM,
+    barriers,
+    clear_keys_outside,
+    in_float16,
+    largest_of,
+    page_ids,
+    power_below,
+    visible_in_draft,
+)
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 
 LOG2E = math.log2(math.e)
@@ -54,11 +64,6 @@ ROWS = gl.constexpr(64)
 KEYS = gl.constexpr(64)
 TILES, TILES_FP8 = 3, (4, 3)
 """Tiles of keys or values that a CTA holds; of an fp8 cache, those on the way and those that are converted."""
-
-LAZY, ROOM = gl.constexpr(15.0), gl.constexpr(7.0)
-"""By how many powers of two a weight may exceed 1 before the maximum is renewed, and by how many the largest one does
-then: 2^15 is in the range of float16, and weights down to 2^-21 of the largest keep all of its bits.
-"""
 
 SCORE_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 ROW_LAYOUT = gl.constexpr(gl.SliceLayout(1, SCORE_LAYOUT.value))
@@ -152,15 +157,6 @@ def _convert_role(
 
 
 @gluon.jit
-def _in_float16(q):
-    """The query [rows, D] in float16, and the power of two that each row was divided by."""
-    largest = gl.max(gl.abs(q.to(gl.float32)), 1)
-    power = (largest.to(gl.int32, bitcast=True) & 0x7F800000).to(gl.float32, bitcast=True)
-    power = gl.where(power > 0.0, power, 1.0)
-    return (q.to(gl.float32) / power[:, None]).to(gl.float16), power
-
-
-@gluon.jit
 def _attend_role(
     tiles, q_tile, full, free, query, out, lse_out, part_out, part_lse, block_tables, mask, sinks,
     score_scale, score_scale_tensor, out_scale, out_scale_tensor, q_token, q_head, out_token, out_head, lse_token,
@@ -197,7 +193,8 @@ def _attend_role(
         q = gl.load(q_rows[:, None] + q_column[None, :], mask=(q_row < q_len * GROUP)[:, None], other=0.0)
         row_scale = gl.full([ROWS], 1.0, gl.float32, ROW_LAYOUT) * scale
         if FP8:
-            q, power = _in_float16(q)
+            power = power_below(largest_of(q))
+            q = in_float16(q, power)
             row_scale *= gl.convert_layout(power, ROW_LAYOUT)
         q_tile.store(q)
         fence_async_shared()
@@ -313,7 +310,6 @@ def _gqa_decode(
     else:  # a loop of one turn, which the compiler removes
         first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
 
-    tiles = gl.allocate_shared_memory(k_map.dtype, [TILES, 1, 1, KEYS, D], k_map.layout)
     operand: gl.constexpr = gl.float16 if FP8 else query.dtype.element_ty
     # Not in registers, where there is room for it: ptxas 12.8 gives them to others in the loop when D is 64.
     q_tile = gl.allocate_shared_memory(operand, [ROWS, D], OPERAND)

@@ -1,8 +1,9 @@
 """MLA decode on Hopper in Triton Gluon: three roles in one CTA, split KV, then the shared combine.
 
 One CTA takes 64 packed query rows (query tokens x heads) of one request and one split of its keys, in blocks
-of 64 keys. The design is FlashMLA's problem (an accumulator of 64 x 512 fp32 fills half of the register file,
-so that two output tiles for ping-pong do not fit) solved by roles that hand blocks over in one direction:
+of 64 keys; launches with up to 16 rows go to `gluon_mla_rows`. The design is FlashMLA's problem (an accumulator of
+64 x 512 fp32 fills half of the register file, so that two output tiles for ping-pong do not fit) solved by roles that
+hand blocks over in one direction:
 
     load    (1 warp):   wait free       -> TMA of the two latent halves [64, 256] and of rope [64, 64] -> full
     scores  (4 warps):  wait full       -> Q K^T, mask, softmax -> P into the rope tile -> weights_ready
@@ -53,6 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from gpu_tests.reference import gluon_mla_rows
 from gpu_tests.reference.combine import (
     admit_successor,
     row_factor,
@@ -67,7 +69,7 @@ from gpu_tests.reference.gluon_fp8 import (
     store_panels,
     words_of,
 )
-from gpu_tests.reference.gluon_parts import barriers, clear_keys_outside, page_ids, visible_in_draft
+from gpu_tests.reference.gluon_parts import barriers, cache_map, clear_keys_outside, page_ids, visible_in_draft
 from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
@@ -423,13 +425,6 @@ def _mla_decode(
     """
     row_of_tile = gl.program_id(0) * ROWS
     split = gl.program_id(1)
-    wait_for_predecessor(OVERLAP)
-    if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
-        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
-    else:  # a loop of one turn, which the compiler removes
-        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
-
     TILES: gl.constexpr = FP8_TILES if QUANTIZED else BF16_TILES
     STAGES: gl.constexpr = FP8_STAGES if QUANTIZED else BF16_STAGES
     q_halves = gl.allocate_shared_memory(gl.bfloat16, [2 if QUANTIZED else 1, 1, ROWS, HALF], PAGE_TILE)
@@ -449,6 +444,12 @@ def _mla_decode(
     weights_ready = barriers(STAGES)
     scores_ready = barriers(2)
 
+    wait_for_predecessor(OVERLAP)
+    if BALANCED:
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
+        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
+    else:  # a loop of one turn, which the compiler removes
+        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
     gl.warp_specialize(
         [
             (_value_role, (tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready,
@@ -499,16 +500,6 @@ def query_maps(query: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
     )
 
 
-def cache_maps(k: Tensor) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """TMA maps of the cache `k` [P, page, 1, 576] in bf16."""
-    pages = k.squeeze(2)
-    keys = min(KEYS.value, k.shape[1])
-    return (
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, HALF.value], PAGE_TILE.value),
-        TensorDescriptor(pages, pages.shape, pages.stride(), [1, keys, ROPE.value], PAGE_TILE.value),
-    )
-
-
 @torch.library.custom_op("nightcap::paged_decode_gluon", mutates_args=("out", "lse", "workspace"))
 def paged_decode(
     out: Tensor,
@@ -538,23 +529,30 @@ def paged_decode(
     batch, heads = len(seq_lens), query.shape[1]
     work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
     parts = work.partial_results(workspace)
-    tiles = triton.cdiv(heads * max_q_len, ROWS.value)
-    quantized = k.dtype == torch.float8_e4m3fn
-    cache = (None, None, *words_of(k)) if quantized else (*cache_maps(k), None, 0, 0)
-    _mla_decode[(tiles, *work.grid)](
-        *query_maps(query), *cache, out, lse, *parts,
-        block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
-        bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
-        out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
-        0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        batch, work.num_splits, max_q_len, max_seq_len, k.shape[0],
-        HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
-        SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
-        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
-        DIRECT=work.direct, BALANCED=balanced,
-        BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        GATE=tiles > 1, QUANTIZED=quantized, num_warps=8, **work.options(query.device),
-    )  # fmt: skip
+    if gluon_mla_rows.fits(query, k, max_q_len):
+        gluon_mla_rows.launch(
+            work, out, lse, parts, query, k, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+            bmm1_scale, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor, strict,
+        )  # fmt: skip
+    else:
+        tiles = triton.cdiv(heads * max_q_len, ROWS.value)
+        quantized = k.dtype == torch.float8_e4m3fn
+        maps = (cache_map(k, KEYS.value, columns.value) for columns in (HALF, ROPE))
+        cache = (None, None, *words_of(k)) if quantized else (*maps, None, 0, 0)
+        _mla_decode[(tiles, *work.grid)](
+            *query_maps(query), *cache, out, lse, *parts,
+            block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+            bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
+            out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
+            0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
+            batch, work.num_splits, max_q_len, max_seq_len, k.shape[0],
+            HEADS=heads, PAGE=k.shape[1], RAGGED=cum_seq_lens_q is not None, MASK=mask is not None,
+            SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
+            OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+            DIRECT=work.direct, BALANCED=balanced,
+            BATCH=triton.next_power_of_2(batch) if balanced else 1,
+            GATE=tiles > 1, QUANTIZED=quantized, num_warps=8, **work.options(query.device),
+        )  # fmt: skip
     work.combine(
         out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict
     )

@@ -1,10 +1,19 @@
-"""Parts that the Gluon kernels for Hopper share: barriers, page ids, draft masks, and slots that hold no live key."""
+"""Parts that the Gluon kernels for Hopper share: barriers, tensor maps, page ids, draft masks, slots that hold no live
+key, and queries in float16.
+"""
 
 from __future__ import annotations
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+LAZY, ROOM = gl.constexpr(15.0), gl.constexpr(7.0)
+"""By how many powers of two a weight may exceed 1 before the maximum is renewed, and by how many the largest one does
+then: 2^15 is in the range of float16, and weights down to 2^-21 of the largest keep all of its bits.
+"""
 
 
 @gluon.jit
@@ -52,3 +61,29 @@ def clear_keys_outside(tile, first, end):
     for column in gl.static_range(0, columns, 64):
         part = tile.slice(column, 64, dim=1)
         part.store(gl.where(live[:, None], part.load(layout), 0.0))
+
+
+@gluon.jit
+def largest_of(q):
+    """The largest absolute value of each row of a query [rows, columns]."""
+    return gl.max(gl.abs(q.to(gl.float32)), 1)
+
+
+@gluon.jit
+def power_below(largest):
+    """The power of two by which a row is divided so that its largest element is below 2, for float16."""
+    power = (largest.to(gl.int32, bitcast=True) & 0x7F800000).to(gl.float32, bitcast=True)
+    return gl.where(power > 0.0, power, 1.0)
+
+
+@gluon.jit
+def in_float16(q, power):
+    """The query [rows, columns] in float16, each row divided by its power of two."""
+    return (q.to(gl.float32) / power[:, None]).to(gl.float16)
+
+
+def cache_map(k: Tensor, keys: int, columns: int) -> TensorDescriptor:
+    """TMA map of an MLA cache `k` [P, page, 1, D]; a box is `columns` of a page, or of `keys` keys of it."""
+    pages, bits = k.squeeze(2), 8 * k.element_size()
+    tile = gl.NVMMASharedLayout(min(128, columns * bits // 8), bits, rank=3)
+    return TensorDescriptor(pages, pages.shape, pages.stride(), [1, min(keys, k.shape[1]), columns], tile)
