@@ -35,7 +35,8 @@ pytestmark = [
 
 ON_CPU = Kernel("gluon", "cpu", (torch.bfloat16,))
 FP8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "scales": (0.5, 1.75)}
-MLA, GQA = Shape(6, 0, 64, 4, (130, 4, 65)), Shape(4, 2, 32, 4, (130, 4, 65))
+MLA, GQA = Shape(18, 0, 64, 4, (130, 4, 65)), Shape(4, 2, 32, 4, (130, 4, 65))
+FEW_ROWS = replace(MLA, heads=4)  # of MLA, with a kernel of their own
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def trial(shape: Shape, splits: int | None) -> Trial:
 EDGES = {"q1": (1, (63, 64, 0, 65, 1, 129)), "q4": (4, (66, 4, 0, 128, 1))}
 SHAPES = [
     trial(replace(family, page_size=page, q_len=q_len, lengths=lengths, grid=grid, **cache), splits)
-    for family, cache in product((MLA, GQA), ({}, FP8))
+    for family, cache in product((MLA, FEW_ROWS, GQA), ({}, FP8))
     for page, (q_len, lengths) in product((16, 64, 128), EDGES.values())
     for grid, splits in (("split", 1), ("split", 2), ("balanced", 3), ("balanced", 7))
 ]
@@ -76,10 +77,13 @@ OPTIONS = {
     "64 columns, one group, fp16": replace(GQA, heads=2, head_dim=64),
     "many rows": replace(GQA, heads=24, kv_heads=1, lengths=(70,)),
     "NHD, pages with both sides": replace(GQA, layout="NHD", storage="page"),
-    "MLA, draft tree and sinks": replace(MLA, sinks=(*SINKS, 0.0, 1.0), parents=(-1, 0, 0, 2)),
-    "MLA, draft tree, fp8": replace(MLA, parents=(-1, 0, 0, 2), **FP8),
+    "MLA, draft tree and sinks": replace(MLA, heads=8, sinks=SINKS * 2, parents=(-1, 0, 0, 2)),
+    "MLA, draft tree, fp8": replace(MLA, heads=8, parents=(-1, 0, 0, 2), **FP8),
     "MLA, pages of one key, fp8": replace(MLA, page_size=1, lengths=(70, 4), **FP8),
-    "MLA, two tiles": replace(MLA, heads=20, lengths=(70,)),
+    "MLA, few rows, draft tree and sinks": replace(FEW_ROWS, sinks=SINKS, parents=(-1, 0, 0, 2)),
+    "MLA, few rows, draft tree and sinks, fp8": replace(FEW_ROWS, sinks=SINKS, parents=(-1, 0, 0, 2), **FP8),
+    "MLA, few rows, pages of one key, fp8": replace(FEW_ROWS, page_size=1, lengths=(70, 4), **FP8),
+    "MLA, few rows, more tokens than keys": replace(FEW_ROWS, lengths=(1, 2, 3)),
 }
 
 
@@ -91,11 +95,11 @@ def test_options_agree_with_the_oracle(name: str, splits: int, monkeypatch: pyte
     assert_accepted(launch, launch.run())
 
 
-BOTH = pytest.mark.parametrize("family", [MLA, GQA], ids=["MLA", "GQA"])
+FAMILIES = pytest.mark.parametrize("family", [MLA, FEW_ROWS, GQA], ids=["MLA", "MLA, few rows", "GQA"])
 GRIDS = pytest.mark.parametrize(("grid", "splits"), [("split", 1), ("split", 2), ("balanced", 3)])
 
 
-@BOTH
+@FAMILIES
 @GRIDS
 def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
     family: Shape, grid: str, splits: int, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +108,7 @@ def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
     assert_ragged_accepted(launch, (0, 1, 5, 7))
 
 
-@BOTH
+@FAMILIES
 @GRIDS
 def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
     family: Shape, grid: str, splits: int, monkeypatch: pytest.MonkeyPatch
@@ -113,7 +117,7 @@ def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
     assert_strict_marks_the_request_without_keys(launch)
 
 
-@BOTH
+@FAMILIES
 @GRIDS
 @pytest.mark.parametrize("fault", BROKEN_METADATA)
 def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
@@ -126,10 +130,11 @@ def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
     assert lse.isnan().all(dim=1).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("family", [FEW_ROWS, GQA], ids=["MLA, few rows", "GQA"])
 def test_over_fp8_a_query_out_of_the_range_of_float16_has_the_bits_of_one_in_it(
-    monkeypatch: pytest.MonkeyPatch,
+    family: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = trial(replace(GQA, **FP8), 2).launch(monkeypatch)
+    launch = trial(replace(family, **FP8), 2).launch(monkeypatch)
     expected = launch.run()
     launch.query *= 2.0**40
     assert same_bits(launch.run(bmm1_scale=launch.softmax_scale * launch.shape.scales[0] / 2.0**40), expected)
@@ -156,22 +161,31 @@ def changed(monkeypatch: pytest.MonkeyPatch, module: str, name: str, before: str
 
 
 FAULTS = {
-    "a tile is never given back": ("gluon_gqa", "_attend_role", "mbarrier.arrive(free", "(free"),
-    "a ring of the wrong length": ("gluon_gqa", "_load_tile", "ring // TILES & 1", "ring // 2 & 1"),
-    "dead keys are not cleared": ("gluon_parts", "clear_keys_outside", "(key < end)", "(key < end + 1)"),
-    "the last block is not masked": ("gluon_gqa", "_attend_role", "length - q_len + 1", "length + 64"),
-    "a piece begins one block late": ("pieces", "piece_of", "run_begin - start, 0)", "run_begin - start, 1)"),
-    "keys of another page": ("gluon_parts", "page_ids", "key // PAGE, mask", "key // PAGE * 0, mask"),
-}
+    "a tile is never given back": (GQA, "gluon_gqa", "_attend_role", "mbarrier.arrive(free", "(free"),
+    "a ring of the wrong length": (GQA, "gluon_gqa", "_load_tile", "ring // TILES & 1", "ring // 2 & 1"),
+    "dead keys are not cleared": (GQA, "gluon_parts", "clear_keys_outside", "(key < end)", "(key < end + 1)"),
+    "the last block is not masked": (GQA, "gluon_gqa", "_attend_role", "length - q_len + 1", "length + 64"),
+    "a piece begins one block late": (GQA, "pieces", "piece_of", "run_begin - start, 0)", "run_begin - start, 1)"),
+    "keys of another page": (GQA, "gluon_parts", "page_ids", "key // PAGE, mask", "key // PAGE * 0, mask"),
+    "few rows, the scale of a row is lost": (
+        FEW_ROWS, "gluon_mla_rows", "_attend_role", "row_scale *= gl", "row_scale = scale * gl.max(power, 0) + 0 * gl",
+    ),
+    "few rows, both halves are one": (FEW_ROWS, "gluon_mla_rows", "_load_role", "slot, HALF, PAGE", "slot, 0, PAGE"),
+    "few rows, a tile is converted twice": (
+        FEW_ROWS, "gluon_mla_rows", "_convert_role", "2 * step, 2 * step + 1", "2 * step, 2 * step",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_in_a_kernel_is_found(fault: tuple[str, str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_kernel_is_found(fault: tuple[Shape, str, str, str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from gpu_tests.reference import gluon_interpreter
 
     monkeypatch.setattr(gluon_interpreter, "WAIT_SECONDS", 0.5)
-    launch = trial(replace(GQA, lengths=(300, 70, 33), grid="balanced"), 3).launch(monkeypatch)
+    family, *change = fault
+    cache = FP8 if family is FEW_ROWS else {}
+    launch = trial(replace(family, lengths=(300, 70, 33), grid="balanced", **cache), 3).launch(monkeypatch)
     assert_accepted(launch, launch.run())
-    changed(monkeypatch, *fault)
+    changed(monkeypatch, *change)
     with pytest.raises(AssertionError):
         assert_accepted(launch, launch.run())

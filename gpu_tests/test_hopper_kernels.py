@@ -63,7 +63,7 @@ TRIALS = [
     for splits in ((1, 2, 5, None) if kind == "varied" else (1, None))
 ] + [
     Trial(Shape(heads, 0, 64, q_len, *lengths_of(64)["varied"]), splits)
-    for heads, q_len, splits in product((6, 24, 64), (1, 3), (1, None))
+    for heads, q_len, splits in product((5, 6, 24, 64), (1, 3), (1, None))
 ]
 assert len(TRIALS) >= 150
 
@@ -123,9 +123,17 @@ OPTIONS = {
     "draft tree, fp8": replace(LONG, page_size=16, parents=(-1, 0, 0, 2), **FP8),
     "draft tree, 128 heads, fp8": replace(LONG, heads=128, parents=(-1, 0, 0, 2), **FP8),
     "more query tokens than keys, fp8": replace(LONG, page_size=32, lengths=(1, 2, 3, 4), **FP8),
+    "few rows, sinks": replace(LONG, q_len=1, sinks=(0.0, -math.inf, 40.0, 3.0) * 4),
+    "few rows, draft tree": replace(LONG, heads=4, parents=(-1, 0, 0, 2)),
+    "few rows, more query tokens than keys": replace(LONG, heads=4, page_size=32, lengths=(1, 2, 3, 4)),
+    "few rows, sinks and draft tree, fp8": replace(
+        LONG, heads=4, sinks=(0.0, -math.inf, 40.0, 3.0), parents=(-1, 0, 0, 2), **FP8
+    ),
 }
 OPTIONS |= {f"{name}, balanced": replace(shape, grid="balanced") for name, shape in OPTIONS.items()}
 SPLITS = [1, 3, None]
+HEADS = pytest.mark.parametrize("heads", [4, 16])
+"""With 4 query tokens 16 rows, which have a kernel of their own, and 64."""
 
 
 @needs_hopper
@@ -141,23 +149,25 @@ GRIDS = pytest.mark.parametrize("grid", ["split", "balanced"])
 
 @needs_hopper
 @GRIDS
+@HEADS
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("splits", SPLITS)
 def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
-    splits: int | None, kv_dtype: torch.dtype, grid: str, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, kv_dtype: torch.dtype, heads: int, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = replace(LONG, lengths=(400, 33, 5), grid=grid, kv_dtype=kv_dtype)
+    shape = replace(LONG, heads=heads, lengths=(400, 33, 5), grid=grid, kv_dtype=kv_dtype)
     launch = Trial(shape, splits).launch(monkeypatch)
     assert_ragged_accepted(launch, (0, 1, 5, 7))
 
 
 @needs_hopper
 @CACHES
+@HEADS
 @pytest.mark.parametrize("splits", SPLITS)
 def test_tensor_scales_are_read_at_replay(
-    splits: int | None, cache: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    splits: int | None, heads: int, cache: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, **cache), splits).launch(monkeypatch)
+    launch = Trial(replace(LONG, heads=heads, **cache), splits).launch(monkeypatch)
     scales = [torch.full((1,), value, device="cuda") for value in (0.3, 2.5)]
     launch.run(bmm1_scale=scales[0], bmm2_scale=scales[1])
     graph = torch.cuda.CUDAGraph()
@@ -174,16 +184,20 @@ def test_tensor_scales_are_read_at_replay(
 
 @needs_hopper
 @GRIDS
+@HEADS
 @pytest.mark.parametrize("splits", SPLITS)
 def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
-    splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, heads: int, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, lengths=(0, 1, 200), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
+    launch = Trial(replace(LONG, heads=heads, lengths=(0, 1, 200), grid=grid), splits).launch(
+        monkeypatch, empty_rows="strict"
+    )
     assert_strict_marks_the_request_without_keys(launch)
 
 
 @needs_hopper
 @CACHES
+@pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("page", [16, 64])
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("fault", BROKEN_METADATA)
@@ -191,10 +205,11 @@ def test_metadata_that_breaks_the_contract_shows_in_that_request_alone(
     fault: Callable[[Launch], None],
     splits: int | None,
     page: int,
+    heads: int,
     cache: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shape = replace(LONG, q_len=1, page_size=page, lengths=(300, 200, 1025), **cache)
+    shape = replace(LONG, heads=heads, q_len=1, page_size=page, lengths=(300, 200, 1025), **cache)
     launch = Trial(shape, splits).launch(monkeypatch)
     healthy = launch.run()
     fault(launch)
@@ -207,11 +222,12 @@ def test_metadata_that_breaks_the_contract_shows_in_that_request_alone(
 
 @needs_hopper
 @CACHES
+@pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("fault", BROKEN_METADATA)
 def test_metadata_that_breaks_the_contract_poisons_its_request_on_the_balanced_grid(
-    fault: Callable[[Launch], None], cache: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[Launch], None], heads: int, cache: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = replace(LONG, q_len=1, lengths=(300, 200, 1025), grid="balanced", **cache)
+    shape = replace(LONG, heads=heads, q_len=1, lengths=(300, 200, 1025), grid="balanced", **cache)
     launch = Trial(shape, 7).launch(monkeypatch)
     fault(launch)
     out, lse = launch.run()
@@ -245,9 +261,11 @@ def test_1500_replays_give_the_same_bits(shape: Shape, monkeypatch: pytest.Monke
     assert int(differing) == 0
 
 
-def single_keys(monkeypatch: pytest.MonkeyPatch) -> Launch:
+def single_keys(monkeypatch: pytest.MonkeyPatch, heads: int) -> Launch:
     """Four requests of one key each over an fp8 cache: the weight is 1, and a row of the output is that key."""
-    launch = Trial(replace(LONG, q_len=1, lengths=(1,) * 4, kv_dtype=torch.float8_e4m3fn), 1).launch(monkeypatch)
+    launch = Trial(replace(LONG, heads=heads, q_len=1, lengths=(1,) * 4, kv_dtype=torch.float8_e4m3fn), 1).launch(
+        monkeypatch
+    )
     launch.query.zero_()
     return launch
 
@@ -261,8 +279,9 @@ def write_key(launch: Launch, request: int, codes: Tensor) -> None:
 
 
 @needs_hopper
-def test_every_finite_e4m3_is_read_exactly_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = single_keys(monkeypatch)
+@pytest.mark.parametrize("heads", [16, 64])
+def test_every_finite_e4m3_is_read_exactly_wherever_it_stands(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = single_keys(monkeypatch, heads)
     codes = torch.arange(512, device="cuda").to(torch.uint8)  # each code twice
     codes[codes & 0x7F == 0x7F] = 0  # NaN
     rolled = torch.stack([codes.roll(shift) for shift in range(4)])
@@ -274,9 +293,12 @@ def test_every_finite_e4m3_is_read_exactly_wherever_it_stands(monkeypatch: pytes
 
 
 @needs_hopper
+@pytest.mark.parametrize("heads", [16, 64])
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
-def test_nan_in_a_live_key_in_fp8_is_nan_in_the_rows_that_see_it(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = single_keys(monkeypatch)
+def test_nan_in_a_live_key_in_fp8_is_nan_in_the_rows_that_see_it(
+    code: int, heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = single_keys(monkeypatch, heads)
     for request in range(4):
         codes = torch.zeros(512, dtype=torch.uint8, device="cuda")
         codes[300] = code if request == 1 else 0
