@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
+from gpu_tests.reference.combine import admit_successor, load_parts, row_factor, wait_for_predecessor
 from gpu_tests.reference.pieces import SWITCH, blocks_of, rows_of_request, width_of
 
 PARTS, COLUMNS, ELEMENTS = 4, 512, 32
@@ -63,7 +63,7 @@ def _combine(
         part = turn + tl.arange(0, PARTS)
         rows = (first + request + part).to(tl.int64) * (HEADS * max_q_len) + row_of_slot
         lses = tl.load(part_lse + rows, mask=part < count, other=float("-inf"))
-        values = tl.load(part_out + rows[:, None] * DV + columns[None, :], mask=(part < count)[:, None], other=0.0)
+        values = load_parts(part_out + rows[:, None] * DV + columns[None, :], part < count)
         poisoned |= tl.max(tl.where(lses != lses, 1, 0), 0) > 0
         values = tl.where((lses > float("-inf"))[:, None], values, 0.0)  # not written: anything, even NaN
         new_top = tl.maximum(top, tl.max(lses, 0))

@@ -12,6 +12,7 @@ It is a chain of latencies, so it has as few links as possible:
   away in registers. A loop over the splits would wait for memory once a turn.
 * A program takes as many columns as leave `ELEMENTS` elements to a thread: one warp a row for two splits,
   eight warps for 32 columns of a row with 256 splits, which also spreads a single request over the GPU.
+* Partial results stay in the L2 cache for the next launch (`load_parts`): 3.8 us of 88.3 for 32 requests of 64 rows.
 * On Hopper and later it is launched while the last blocks of the first half are at work, and waits there
   (`launch_options`). On an H200 that saves 1.2 us of 81 for 32 requests, 0.7 of 20.8 for one. Launched earlier
   it would wait for longer, and gain less. It admits the next kernel at once: that one waits for its end before it
@@ -84,6 +85,15 @@ def row_factor(top, total, poisoned, sinks, head, out_scale, out_scale_tensor, S
     return tl.where(poisoned, float("nan"), factor), tl.where(poisoned, float("nan"), lse)
 
 
+@triton.jit
+def load_parts(pointers, there):
+    """Partial results [parts, columns]; 0 where a part is not `there`. They are dead from here on, and the next launch
+    writes others in their place: they are kept in the L2 cache until then, so that nobody waits for them on their way
+    to memory.
+    """
+    return tl.load(pointers, mask=there[:, None], other=0.0, eviction_policy="evict_last")
+
+
 @triton.jit(do_not_specialize=RUNTIME_INTEGERS)
 def _combine(
     out, lse_out, part_out, part_lse, seq_lens, cum_seq_lens_q, sinks, out_scale, out_scale_tensor,
@@ -103,7 +113,7 @@ def _combine(
     admit_successor(OVERLAP)
     wait_for_predecessor(OVERLAP)
     lses = tl.load(part_lse + parts, mask=split < num_splits, other=float("-inf"))
-    values = tl.load(part_out + parts[:, None] * DV + columns[None, :], mask=(split < num_splits)[:, None], other=0.0)
+    values = load_parts(part_out + parts[:, None] * DV + columns[None, :], split < num_splits)
     first_row, q_len = rows_of_request(request, cum_seq_lens_q, max_q_len, RAGGED)
     if token >= q_len:
         return

@@ -83,7 +83,7 @@ class Pointer:
         return Pointer(self.memory, self.offset[index])
 
 
-def load(pointer: Pointer, mask: Any = True, other: Any = 0) -> Value:
+def load(pointer: Pointer, mask: Any = True, other: Any = 0, eviction_policy: str = "") -> Value:
     offset, mask = torch.broadcast_tensors(torch.as_tensor(pointer.offset).long(), torch.as_tensor(mask))
     found = pointer.memory[torch.where(mask, offset, 0)]
     fits = found.float() if found.dtype == torch.float8_e4m3fn else found
