@@ -10,7 +10,14 @@ role does scores and values, and over a cache in fp8 there is room for tiles on 
     convert (4 warps):  wait loaded -> an fp8 tile into a float16 one -> full      (fp8 caches alone)
     attend  (4 warps):  wait keys   -> K Q^T, mask, softmax, P into shared memory -> V^T P^T -> free
 
-The rest is as in `gluon_gqa` (float16 over fp8, lazy maximum, dead keys, ids outside of the pool) and `gluon_mla`.
+* Four halves, two blocks, are enough: a fifth half costs 1 us (docs/gpu-results.md).
+* Float16 over fp8, the lazy maximum, dead keys and page ids outside of the pool are as in `gluon_gqa`.
+
+Frozen in a graph: pointers, shapes, strides, floats, and the tensor maps of the cache.
+Live: contents of `query`, `seq_lens`, `block_tables`, `cum_seq_lens_q`, `mask`, `sinks` and tensor scales.
+
+Sources: online softmax, Milakov and Gimelshein 2018; split KV, Flash-Decoding 2023; weight absorption,
+DeepSeek-V2 2024, section 2.1.
 """
 
 from __future__ import annotations
