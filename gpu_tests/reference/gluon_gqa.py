@@ -44,20 +44,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
+from gpu_tests.reference.combine import admit_successor, wait_for_predecessor
 from gpu_tests.reference.division import divide
 from gpu_tests.reference.gluon_parts import (
     LAZY,
     ROOM,
     barriers,
     clear_keys_outside,
+    finish_rows,
     in_float16,
     largest_of,
     page_ids,
     power_below,
+    run_of_program,
     visible_in_draft,
 )
-from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
+from gpu_tests.reference.pieces import piece_of
 
 LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
@@ -260,28 +262,16 @@ def _attend_role(
 
         if turn + 1 == count:
             admit_successor(OVERLAP)
-        heads: gl.constexpr = GROUP * KV_HEADS
-        if DIRECT:
-            factor, lse = row_factor(
-                top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
-            )
-            gl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
-            rows = out + (first_row + token) * out_token + head * out_head
-            result: gl.constexpr = out.dtype.element_ty
-            written = live_row
-        else:
-            factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-            first_part, apart = first_part_of(request, split, num_splits, max_q_len * heads, BALANCED)
-            part = first_part + (token * heads + head) * apart
-            gl.store(part_lse + part, lse, mask=live_row)
-            rows = part_out + part * D
-            result: gl.constexpr = part_out.dtype.element_ty
-            written = live_row & (factor != 0.0)  # a row without keys in this piece leaves its part as it was
+        factor, rows, written = finish_rows(
+            top, total, poisoned, token, head, live_row, first_row, request, split, num_splits, max_q_len,
+            sinks, out, lse_out, part_out, part_lse, out_scale, out_scale_tensor, out_token, out_head, lse_token,
+            GROUP * KV_HEADS, D, SINKS, OUT_SCALE_TENSOR, DIRECT, BALANCED,
+        )  # fmt: skip
         out_rows: gl.constexpr = gl.SliceLayout(1, value_layout)
         column = gl.arange(0, D, layout=gl.SliceLayout(0, value_layout))
         pointers = gl.convert_layout(rows, out_rows)[:, None] + column[None, :]
         acc *= gl.convert_layout(factor, out_rows)[:, None]
-        gl.store(pointers, acc.to(result), mask=gl.convert_layout(written, out_rows)[:, None])
+        gl.store(pointers, acc.to(rows.dtype.element_ty), mask=gl.convert_layout(written, out_rows)[:, None])
 
 
 @gluon.jit(do_not_specialize=RUNTIME_INTEGERS)
@@ -304,11 +294,9 @@ def _gqa_decode(
     kv_head = gl.program_id(0) % KV_HEADS
     split = gl.program_id(1)
     wait_for_predecessor(OVERLAP)
-    if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
-        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
-    else:  # a loop of one turn, which the compiler removes
-        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
+    first, count, start, run_begin, run_end = run_of_program(
+        split, num_splits, seq_lens, batch, max_seq_len, KEYS, BATCH, BALANCED
+    )
 
     operand: gl.constexpr = gl.float16 if FP8 else query.dtype.element_ty
     # Not in registers, where there is room for it: ptxas 12.8 gives them to others in the loop when D is 64.

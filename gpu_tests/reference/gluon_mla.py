@@ -69,8 +69,15 @@ from gpu_tests.reference.gluon_fp8 import (
     store_panels,
     words_of,
 )
-from gpu_tests.reference.gluon_parts import barriers, cache_map, clear_keys_outside, page_ids, visible_in_draft
-from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
+from gpu_tests.reference.gluon_parts import (
+    barriers,
+    cache_map,
+    clear_keys_outside,
+    page_ids,
+    run_of_program,
+    visible_in_draft,
+)
+from gpu_tests.reference.pieces import first_part_of, piece_of
 from gpu_tests.reference.select import MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
@@ -445,11 +452,9 @@ def _mla_decode(
     scores_ready = barriers(2)
 
     wait_for_predecessor(OVERLAP)
-    if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
-        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
-    else:  # a loop of one turn, which the compiler removes
-        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
+    first, count, start, run_begin, run_end = run_of_program(
+        split, num_splits, seq_lens, batch, max_seq_len, KEYS, BATCH, BALANCED
+    )
     gl.warp_specialize(
         [
             (_value_role, (tiles, rope, shrinks, factors, scores_ready, weights_ready, factors_ready,

@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gpu_tests.reference.combine import admit_successor, row_factor, wait_for_predecessor
+from gpu_tests.reference.combine import admit_successor, wait_for_predecessor
 from gpu_tests.reference.division import Division
 from gpu_tests.reference.gluon_parts import (
     LAZY,
@@ -44,13 +44,15 @@ from gpu_tests.reference.gluon_parts import (
     barriers,
     cache_map,
     clear_keys_outside,
+    finish_rows,
     in_float16,
     largest_of,
     page_ids,
     power_below,
+    run_of_program,
     visible_in_draft,
 )
-from gpu_tests.reference.pieces import first_part_of, piece_of, run_of
+from gpu_tests.reference.pieces import piece_of
 from gpu_tests.reference.select import GLUON_PAGES, MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
@@ -289,21 +291,11 @@ def _attend_role(
 
         if turn + 1 == count:
             admit_successor(OVERLAP)
-        row_total = gl.sum(total, 0)
-        if DIRECT:
-            factor, lse = row_factor(
-                top, row_total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
-            )
-            gl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
-            rows = out + (first_row + token) * out_token + head * out_head
-            written = live_row
-        else:
-            factor, lse = row_factor(top, row_total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
-            first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
-            part = first_part + row * apart
-            gl.store(part_lse + part, lse, mask=live_row)
-            rows = part_out + part * LATENT
-            written = live_row & (factor != 0.0)  # a row without keys in this piece leaves its part as it was
+        factor, rows, written = finish_rows(
+            top, gl.sum(total, 0), poisoned, token, head, live_row, first_row, request, split, num_splits, max_q_len,
+            sinks, out, lse_out, part_out, part_lse, out_scale, out_scale_tensor, out_token, out_head, lse_token,
+            HEADS, LATENT, SINKS, OUT_SCALE_TENSOR, DIRECT, BALANCED,
+        )  # fmt: skip
         pointers = rows[None, :] + column[:, None]
         gl.store(pointers, (acc_left * factor[None, :]).to(rows.dtype.element_ty), mask=written[None, :])
         gl.store(pointers + HALF, (acc_right * factor[None, :]).to(rows.dtype.element_ty), mask=written[None, :])
@@ -343,11 +335,9 @@ def _mla_decode(
         loaded, loaded_full, loaded_free = halves, half_full, half_free
         loaded_ropes, loaded_rope_full, loaded_rope_free = ropes, rope_full, rope_free
     wait_for_predecessor(OVERLAP)
-    if BALANCED:
-        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
-        first, count, start, run_begin, run_end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
-    else:  # a loop of one turn, which the compiler removes
-        first, count, start, run_begin, run_end = gl.program_id(2), 1, 0, 0, 0
+    first, count, start, run_begin, run_end = run_of_program(
+        split, num_splits, seq_lens, batch, max_seq_len, KEYS, BATCH, BALANCED
+    )
     # The roles of a partition have to stand in the call: a tuple with a None in it cannot be a variable.
     if FP8:
         gl.warp_specialize(

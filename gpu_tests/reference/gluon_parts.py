@@ -1,5 +1,5 @@
-"""Parts that the Gluon kernels for Hopper share: barriers, tensor maps, page ids, draft masks, slots that hold no live
-key, and queries in float16.
+"""Parts that the Gluon kernels for Hopper share: barriers, tensor maps, the run of a program, page ids, draft masks,
+slots that hold no live key, the results of a row, and queries in float16.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from gpu_tests.reference.combine import row_factor
+from gpu_tests.reference.pieces import first_part_of, run_of
 
 LAZY, ROOM = gl.constexpr(15.0), gl.constexpr(7.0)
 """By how many powers of two a weight may exceed 1 before the maximum is renewed, and by how many the largest one does
@@ -23,6 +26,20 @@ def barriers(count: gl.constexpr):
     for index in gl.static_range(count):
         mbarrier.init(made.index(index), count=1)
     return made
+
+
+@gluon.jit
+def run_of_program(split, num_splits, seq_lens, batch, max_seq_len, KEYS: gl.constexpr, BATCH: gl.constexpr,
+                   BALANCED: gl.constexpr):  # fmt: skip
+    """As `pieces.run_of`; without `BALANCED` one piece of the request of the program, in a loop of one turn, which the
+    compiler removes.
+    """
+    if BALANCED:
+        index = gl.arange(0, BATCH, layout=gl.BlockedLayout([max(BATCH // 32, 1)], [32], [gl.num_warps()], [0]))
+        first, count, start, begin, end = run_of(split, num_splits, index, seq_lens, batch, max_seq_len, KEYS)
+    else:
+        first, count, start, begin, end = gl.program_id(2), 1, 0, 0, 0
+    return first, count, start, begin, end
 
 
 @gluon.jit
@@ -61,6 +78,31 @@ def clear_keys_outside(tile, first, end):
     for column in gl.static_range(0, columns, 64):
         part = tile.slice(column, 64, dim=1)
         part.store(gl.where(live[:, None], part.load(layout), 0.0))
+
+
+@gluon.jit
+def finish_rows(
+    top, total, poisoned, token, head, live_row, first_row, request, split, num_splits, max_q_len,
+    sinks, out, lse_out, part_out, part_lse, out_scale, out_scale_tensor, out_token, out_head, lse_token,
+    HEADS: gl.constexpr, COLUMNS: gl.constexpr, SINKS: gl.constexpr, OUT_SCALE_TENSOR: gl.constexpr,
+    DIRECT: gl.constexpr, BALANCED: gl.constexpr,
+):  # fmt: skip
+    """Stores the LSE of each row; returns the factor of its sum of values, where that goes, and whether it does."""
+    if DIRECT:
+        factor, lse = row_factor(
+            top, total, poisoned, sinks, head, out_scale, out_scale_tensor, SINKS, OUT_SCALE_TENSOR
+        )
+        gl.store(lse_out + (first_row + token) * lse_token + head, lse, mask=live_row)
+        rows = out + (first_row + token) * out_token + head * out_head
+        written = live_row
+    else:
+        factor, lse = row_factor(top, total, poisoned, sinks, head, 1.0, out_scale_tensor, False, False)
+        first_part, apart = first_part_of(request, split, num_splits, max_q_len * HEADS, BALANCED)
+        part = first_part + (token * HEADS + head) * apart
+        gl.store(part_lse + part, lse, mask=live_row)
+        rows = part_out + part * COLUMNS
+        written = live_row & (factor != 0.0)  # a row without keys in this piece leaves its part as it was
+    return factor, rows, written
 
 
 @gluon.jit
