@@ -35,8 +35,8 @@ pytestmark = [
 
 ON_CPU = Kernel("gluon", "cpu", (torch.bfloat16,))
 FP8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "scales": (0.5, 1.75)}
-MLA, GQA = Shape(18, 0, 64, 4, (130, 4, 65)), Shape(4, 2, 32, 4, (130, 4, 65))
-FEW_ROWS = replace(MLA, heads=4)  # of MLA, with a kernel of their own
+MLA, GQA = Shape(18, 0, 64, 4, (130, 4, 65)), Shape(12, 2, 32, 4, (130, 4, 65))
+FEW_ROWS, FEW_GQA = replace(MLA, heads=4), replace(GQA, heads=4, **FP8)  # with kernels of their own
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def trial(shape: Shape, splits: int | None) -> Trial:
 EDGES = {"q1": (1, (63, 64, 0, 65, 1, 129)), "q4": (4, (66, 4, 0, 128, 1))}
 SHAPES = [
     trial(replace(family, page_size=page, q_len=q_len, lengths=lengths, grid=grid, **cache), splits)
-    for family, cache in product((MLA, FEW_ROWS, GQA), ({}, FP8))
+    for family, cache in (*product((MLA, FEW_ROWS, GQA), ({}, FP8)), (FEW_GQA, {}))
     for page, (q_len, lengths) in product((16, 64, 128), EDGES.values())
     for grid, splits in (("split", 1), ("split", 2), ("balanced", 3), ("balanced", 7))
 ]
@@ -69,10 +69,14 @@ def test_every_row_agrees_with_the_oracle(case: Trial, kernels: list[Any], monke
 
 SINKS = (0.0, -math.inf, 40.0, 3.0)
 OPTIONS = {
-    "draft tree and sinks": replace(GQA, sinks=SINKS, parents=(-1, 0, 0, 2)),
-    "draft tree and sinks, fp8": replace(GQA, sinks=SINKS, parents=(-1, 0, 0, 2), **FP8),
+    "draft tree and sinks": replace(GQA, sinks=SINKS * 3, parents=(-1, 0, 0, 2)),
+    "draft tree and sinks, fp8": replace(GQA, sinks=SINKS * 3, parents=(-1, 0, 0, 2), **FP8),
     "window": replace(GQA, window_left=40),
-    "window of one key, fp8": replace(GQA, q_len=1, window_left=0, lengths=(130, 1, 64, 65), **FP8),
+    "window, fp8": replace(GQA, window_left=40, **FP8),
+    "few rows, draft tree and sinks": replace(FEW_GQA, sinks=SINKS, parents=(-1, 0, 0, 2)),
+    "few rows, window": replace(FEW_GQA, window_left=40),
+    "few rows, window of one key": replace(FEW_GQA, q_len=1, window_left=0, lengths=(130, 1, 64, 65)),
+    "few rows, 64 columns, fp16": replace(FEW_GQA, head_dim=64, layout="NHD"),
     "more tokens than keys": replace(GQA, lengths=(1, 2, 3)),
     "64 columns, one group, fp16": replace(GQA, heads=2, head_dim=64),
     "many rows": replace(GQA, heads=24, kv_heads=1, lengths=(70,)),
@@ -85,6 +89,16 @@ OPTIONS = {
     "MLA, few rows, pages of one key, fp8": replace(FEW_ROWS, page_size=1, lengths=(70, 4), **FP8),
     "MLA, few rows, more tokens than keys": replace(FEW_ROWS, lengths=(1, 2, 3)),
 }
+OPTIONS |= {
+    f"two roots, the first one the last key of a block, {name}": replace(
+        family, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4)
+    )
+    for name, family in {
+        "GQA": GQA, "GQA, fp8": replace(GQA, **FP8), "GQA, few rows": FEW_GQA,
+        "MLA": replace(MLA, heads=8), "MLA, fp8": replace(MLA, heads=8, **FP8),
+        "MLA, few rows": FEW_ROWS, "MLA, few rows, fp8": replace(FEW_ROWS, **FP8),
+    }.items()
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("splits", [1, 2])
@@ -95,7 +109,9 @@ def test_options_agree_with_the_oracle(name: str, splits: int, monkeypatch: pyte
     assert_accepted(launch, launch.run())
 
 
-FAMILIES = pytest.mark.parametrize("family", [MLA, FEW_ROWS, GQA], ids=["MLA", "MLA, few rows", "GQA"])
+FAMILIES = pytest.mark.parametrize(
+    "family", [MLA, FEW_ROWS, GQA, FEW_GQA], ids=["MLA", "MLA, few rows", "GQA", "GQA, few rows"]
+)
 GRIDS = pytest.mark.parametrize(("grid", "splits"), [("split", 1), ("split", 2), ("balanced", 3)])
 
 
@@ -130,7 +146,7 @@ def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
     assert lse.isnan().all(dim=1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("family", [FEW_ROWS, GQA], ids=["MLA, few rows", "GQA"])
+@pytest.mark.parametrize("family", [FEW_ROWS, GQA, FEW_GQA], ids=["MLA, few rows", "GQA", "GQA, few rows"])
 def test_over_fp8_a_query_out_of_the_range_of_float16_has_the_bits_of_one_in_it(
     family: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,9 +178,9 @@ def changed(monkeypatch: pytest.MonkeyPatch, module: str, name: str, before: str
 
 FAULTS = {
     "a tile is never given back": (GQA, "gluon_gqa", "_attend_role", "mbarrier.arrive(free", "(free"),
-    "a ring of the wrong length": (GQA, "gluon_gqa", "_load_tile", "ring // TILES & 1", "ring // 2 & 1"),
+    "a ring of the wrong length": (GQA, "gluon_gqa_load", "_load_tile", "ring // TILES & 1", "ring // 2 & 1"),
     "dead keys are not cleared": (GQA, "gluon_parts", "clear_keys_outside", "(key < end)", "(key < end + 1)"),
-    "the last block is not masked": (GQA, "gluon_gqa", "_attend_role", "length - q_len + 1", "length + 64"),
+    "the last block is not masked": (GQA, "gluon_parts", "hides_a_key", "length - q_len", "length + 64"),
     "a piece begins one block late": (GQA, "pieces", "piece_of", "run_begin - start, 0)", "run_begin - start, 1)"),
     "keys of another page": (GQA, "gluon_parts", "page_ids", "key // PAGE, mask", "key // PAGE * 0, mask"),
     "few rows, the scale of a row is lost": (
@@ -173,6 +189,12 @@ FAULTS = {
     "few rows, both halves are one": (FEW_ROWS, "gluon_mla_rows", "_load_role", "slot, HALF, PAGE", "slot, 0, PAGE"),
     "few rows, a tile is converted twice": (
         FEW_ROWS, "gluon_mla_rows", "_convert_role", "2 * step, 2 * step + 1", "2 * step, 2 * step",
+    ),
+    "few rows of GQA, dead values are kept": (
+        FEW_GQA, "gluon_gqa_rows", "_attend_role", "(key < length))", "(key < length + 1))",
+    ),
+    "few rows of GQA, a tile is never given back": (
+        FEW_GQA, "gluon_gqa_rows", "_attend_role", "mbarrier.arrive(free", "(free",
     ),
 }  # fmt: skip
 
@@ -184,7 +206,7 @@ def test_a_fault_in_a_kernel_is_found(fault: tuple[Shape, str, str, str, str], m
     monkeypatch.setattr(gluon_interpreter, "WAIT_SECONDS", 0.5)
     family, *change = fault
     cache = FP8 if family is FEW_ROWS else {}
-    launch = trial(replace(family, lengths=(300, 70, 33), grid="balanced", **cache), 3).launch(monkeypatch)
+    launch = trial(replace(family, lengths=(900, 70, 33), grid="balanced", **cache), 3).launch(monkeypatch)
     assert_accepted(launch, launch.run())
     changed(monkeypatch, *change)
     with pytest.raises(AssertionError):

@@ -43,21 +43,35 @@ def edges_of(page: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (page - 1, page, page + 1, 63, 64, 65), (2 * page + 1, page, 1, 129, 128, 0)
 
 
-TRIALS = [
-    Trial(Shape(heads, kv_heads, page, q_len, *lengths, **fp8), splits)
-    for (heads, kv_heads), page, q_len, fp8 in product(((64, 8), (8, 8)), (16, 32, 64, 128), (1, 4), ({}, FP8))
-    for lengths, splits in ((edges_of(page), 1), (edges_of(page), None), (VARIED, 1), (VARIED, 5), (VARIED, None))
-] + [
-    Trial(Shape(heads, kv_heads, 32, q_len, *VARIED, layout=layout, storage=storage, head_dim=head_dim), None, dtype)
-    for heads, kv_heads, q_len, layout, storage, head_dim, dtype in (
-        (24, 2, 8, "HND", "page", 128, torch.bfloat16),
-        (24, 2, 3, "NHD", "page", 128, torch.float16),
-        (128, 1, 1, "NHD", "separate", 128, torch.bfloat16),
-        (32, 8, 4, "HND", "separate", 64, torch.float16),
-        (32, 8, 2, "NHD", "separate", 64, torch.bfloat16),
-        (6, 6, 1, "HND", "page", 64, torch.bfloat16),
-    )
-]
+TRIALS = (
+    [
+        Trial(Shape(heads, kv_heads, page, q_len, *lengths, **fp8), splits)
+        for (heads, kv_heads), page, q_len, fp8 in product(((64, 8), (8, 8)), (16, 32, 64, 128), (1, 4), ({}, FP8))
+        for lengths, splits in ((edges_of(page), 1), (edges_of(page), None), (VARIED, 1), (VARIED, 5), (VARIED, None))
+    ]
+    + [
+        Trial(
+            Shape(heads, kv_heads, 32, q_len, *VARIED, layout=layout, storage=storage, head_dim=head_dim), None, dtype
+        )
+        for heads, kv_heads, q_len, layout, storage, head_dim, dtype in (
+            (24, 2, 8, "HND", "page", 128, torch.bfloat16),
+            (24, 2, 3, "NHD", "page", 128, torch.float16),
+            (128, 1, 1, "NHD", "separate", 128, torch.bfloat16),
+            (32, 8, 4, "HND", "separate", 64, torch.float16),
+            (32, 8, 2, "NHD", "separate", 64, torch.bfloat16),
+            (6, 6, 1, "HND", "page", 64, torch.bfloat16),
+        )
+    ]
+    + [
+        Trial(Shape(heads, kv_heads, 32, q_len, *VARIED, layout=layout, head_dim=head_dim, **FP8), None, dtype)
+        for heads, kv_heads, q_len, layout, head_dim, dtype in (
+            (32, 8, 2, "NHD", 64, torch.bfloat16),
+            (32, 8, 8, "HND", 64, torch.bfloat16),
+            (16, 1, 1, "NHD", 128, torch.float16),
+            (24, 2, 3, "NHD", 128, torch.float16),
+        )
+    ]
+)
 assert len(TRIALS) >= 150
 
 BALANCED = {
@@ -76,6 +90,7 @@ BALANCED_TRIALS = [
     for shape in (
         Shape(64, 8, 32, 1, (), grid="balanced"),
         Shape(64, 8, 16, 4, (), grid="balanced", **FP8),
+        Shape(64, 8, 32, 2, (), grid="balanced", **FP8),
         Shape(8, 8, 64, 2, (), grid="balanced"),
     )
     for runs in (1, 3, 50, None)
@@ -95,6 +110,9 @@ def test_every_row_agrees_with_the_oracle_and_replay_with_eager(trial: Trial, mo
 
 
 LONG = Shape(64, 8, 32, 4, (1700, 4, 129, 64))
+FEW_ROWS = replace(LONG, heads=32, **FP8)
+"""16 of them, over fp8: they have a kernel of their own."""
+
 SINKS = (0.0, -math.inf, 40.0, 3.0) * 16
 OPTIONS = {
     "sinks": replace(LONG, sinks=SINKS),
@@ -105,6 +123,13 @@ OPTIONS = {
     "window and sinks": replace(LONG, q_len=1, window_left=127, sinks=SINKS, lengths=(1700, 128, 129, 64)),
     "window, fp8": replace(LONG, window_left=77, **FP8),
     "sinks and draft tree, fp8": replace(LONG, sinks=SINKS, parents=(-1, 0, 0, 2), **FP8),
+    "few rows, sinks and draft tree, fp8": replace(FEW_ROWS, sinks=SINKS[:32], parents=(-1, 0, 0, 2)),
+    "few rows, more query tokens than keys, fp8": replace(FEW_ROWS, lengths=(1, 2, 3, 4)),
+    "few rows, window, fp8": replace(FEW_ROWS, window_left=77),
+    "two roots": replace(LONG, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4)),  # the first one ends a block
+    "two roots, fp8": replace(LONG, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4), **FP8),
+    "few rows, two roots, fp8": replace(FEW_ROWS, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4)),
+    "few rows, window of one key, fp8": replace(FEW_ROWS, q_len=1, window_left=0, lengths=(1700, 1, 64, 65)),
 }
 OPTIONS |= {
     f"{name}, balanced": replace(shape, grid="balanced") for name, shape in OPTIONS.items() if shape.window_left < 0
@@ -120,37 +145,41 @@ def test_options_agree_with_the_oracle(name: str, splits: int | None, monkeypatc
 
 
 GRIDS = pytest.mark.parametrize("grid", ["split", "balanced"])
+SHAPES = pytest.mark.parametrize("shape", [LONG, FEW_ROWS], ids=["bf16", "few rows, fp8"])
 
 
 @needs_hopper
 @GRIDS
+@SHAPES
 @pytest.mark.parametrize("splits", [1, 3, None])
 def test_ragged_queries_write_only_the_rows_that_the_offsets_cover(
-    splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, shape: Shape, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, lengths=(400, 33, 5), grid=grid), splits).launch(monkeypatch)
+    launch = Trial(replace(shape, lengths=(400, 33, 5), grid=grid), splits).launch(monkeypatch)
     assert_ragged_accepted(launch, (0, 1, 5, 7))
 
 
 @needs_hopper
 @GRIDS
+@SHAPES
 @pytest.mark.parametrize("splits", [1, 3, None])
 def test_strict_writes_nan_into_requests_without_keys_and_nowhere_else(
-    splits: int | None, grid: str, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, shape: Shape, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = Trial(replace(LONG, lengths=(0, 1, 200), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
+    launch = Trial(replace(shape, lengths=(0, 1, 200), grid=grid), splits).launch(monkeypatch, empty_rows="strict")
     assert_strict_marks_the_request_without_keys(launch)
 
 
 @needs_hopper
 @GRIDS
-@pytest.mark.parametrize("fp8", [{}, FP8], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    "family", [LONG, replace(LONG, heads=256, **FP8), FEW_ROWS], ids=["bf16", "fp8", "few rows, fp8"]
+)
 @pytest.mark.parametrize("fault", BROKEN_METADATA)
 def test_metadata_that_breaks_the_contract_poisons_that_request_alone(
-    fault: Callable[[Launch], None], fp8: dict[str, object], grid: str, monkeypatch: pytest.MonkeyPatch
+    fault: Callable[[Launch], None], family: Shape, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = replace(LONG, q_len=1, lengths=(300, 200, 1025), grid=grid, **fp8)
-    launch = Trial(shape, 7).launch(monkeypatch)
+    launch = Trial(replace(family, q_len=1, lengths=(300, 200, 1025), grid=grid), 7).launch(monkeypatch)
     fault(launch)
     out, lse = launch.run()
     assert [bool(row.isnan().all()) for row in out] == [False, True, False]

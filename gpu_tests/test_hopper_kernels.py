@@ -123,6 +123,10 @@ OPTIONS = {
     "draft tree, fp8": replace(LONG, page_size=16, parents=(-1, 0, 0, 2), **FP8),
     "draft tree, 128 heads, fp8": replace(LONG, heads=128, parents=(-1, 0, 0, 2), **FP8),
     "more query tokens than keys, fp8": replace(LONG, page_size=32, lengths=(1, 2, 3, 4), **FP8),
+    "two roots": replace(LONG, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4)),  # the first one ends a block
+    "two roots, fp8": replace(LONG, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4), **FP8),
+    "few rows, two roots": replace(LONG, heads=4, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4)),
+    "few rows, two roots, fp8": replace(LONG, heads=4, parents=(-1, -1, 1, 1), lengths=(67, 131, 66, 4), **FP8),
     "few rows, sinks": replace(LONG, q_len=1, sinks=(0.0, -math.inf, 40.0, 3.0) * 4),
     "few rows, draft tree": replace(LONG, heads=4, parents=(-1, 0, 0, 2)),
     "few rows, more query tokens than keys": replace(LONG, heads=4, page_size=32, lengths=(1, 2, 3, 4)),

@@ -2,7 +2,8 @@
 
 One CTA takes 64 packed query rows (query tokens x heads of a group) on one KV head, and one split of the keys of
 a request or a run over the whole batch, in blocks of 64 keys. Reading keys and values once is the limit, so the
-tile is as wide as Hopper's matrix instruction even if most of its rows are padding, and the work is kept small:
+tile is as wide as Hopper's matrix instruction even if most of its rows are padding, and the work is kept small. Over
+fp8 caches launches with up to 16 rows go to `gluon_gqa_rows`.
 
     load    (1 warp):   wait free   -> TMA of the keys, then of the values of a block [64, D] -> loaded
     convert (4 warps):  wait loaded -> an fp8 tile into a float16 one -> full      (fp8 caches alone)
@@ -38,20 +39,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from gpu_tests.reference import gluon_gqa_rows
 from gpu_tests.reference.combine import admit_successor, wait_for_predecessor
 from gpu_tests.reference.division import divide
+from gpu_tests.reference.gluon_gqa_load import KEYS, load_role, tensor_map
 from gpu_tests.reference.gluon_parts import (
     LAZY,
     ROOM,
     barriers,
     clear_keys_outside,
     finish_rows,
+    hides_a_key,
     in_float16,
     largest_of,
     page_ids,
@@ -63,7 +65,6 @@ from gpu_tests.reference.pieces import piece_of
 
 LOG2E = math.log2(math.e)
 ROWS = gl.constexpr(64)
-KEYS = gl.constexpr(64)
 TILES, TILES_FP8 = 3, (4, 3)
 """Tiles of keys or values that a CTA holds; of an fp8 cache, those on the way and those that are converted."""
 
@@ -77,52 +78,6 @@ REGISTERS, REGISTERS_FP8 = 128, 80
 """A thread, on average over the roles: what two CTAs of 8 or 12 warps on an SM can have."""
 RUNTIME_INTEGERS = ["batch", "num_splits", "max_q_len", "max_seq_len", "num_pages", "window_left", "table_row"]
 """Integers that must not be compiled in: one binary serves all batch sizes and lengths."""
-
-
-@gluon.jit
-def _load_role(
-    k_map, v_map, tiles, full, free, block_tables, table_row, kv_head,
-    count, first, start, run_begin, run_end, split, num_splits,
-    seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
-    PAGE: gl.constexpr, TILES: gl.constexpr, RAGGED: gl.constexpr, BALANCED: gl.constexpr, WINDOW: gl.constexpr,
-):  # fmt: skip
-    """Fills one tile of the ring after the other: the keys of a block, then its values."""
-    before = 0
-    for turn in range(count):
-        request, _, _, length, begin, end, start = piece_of(
-            turn, first, start, run_begin, run_end, split, num_splits,
-            seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left, RAGGED, BALANCED, WINDOW, KEYS,
-        )  # fmt: skip
-        pages = block_tables + request.to(gl.int64) * table_row
-        # One block ahead: a page id that is loaded when it is needed costs its latency in every block.
-        next_ids = page_ids(pages, begin, end, length, PAGE, KEYS)
-        for block in range(begin, end):
-            ids = next_ids
-            next_ids = page_ids(pages, block + 1, end, length, PAGE, KEYS)
-            ring = 2 * (before + block - begin)
-            slot = block * KEYS % PAGE
-            _load_tile(k_map, tiles, full, free, ring, ids, kv_head, slot, PAGE, TILES)
-            _load_tile(v_map, tiles, full, free, ring + 1, ids, kv_head, slot, PAGE, TILES)
-        before += gl.maximum(end - begin, 0)
-
-
-@gluon.jit
-def _load_tile(
-    page_map, tiles, full, free, ring, ids, kv_head, slot, PAGE: gl.constexpr, TILES: gl.constexpr
-):  # fmt: skip
-    """Fills the tile of the ring whose turn it is with a block of one KV head, which lies in the pages `ids`,
-    from `slot` of the first one.
-    """
-    index = ring % TILES
-    tile, ready = tiles.index(index), full.index(index)
-    mbarrier.wait(free.index(index), (ring // TILES & 1) ^ 1)
-    mbarrier.expect(ready, tile.shape[2] * tile.shape[3] * tile.dtype.primitive_bitwidth // 8)
-    if PAGE < KEYS:
-        for part in gl.static_range(len(ids)):
-            rows = tile.slice(part * PAGE, PAGE, dim=2)
-            tma.async_copy_global_to_shared(page_map, [ids[part], kv_head, 0, 0], ready, rows)
-    else:
-        tma.async_copy_global_to_shared(page_map, [ids[0], kv_head, slot, 0], ready, tile)
 
 
 @gluon.jit
@@ -226,7 +181,7 @@ def _attend_role(
             mbarrier.arrive(free.index(ring % TILES))
 
             scores *= row_scale[:, None]
-            edge = (block + 1) * KEYS > length - q_len + 1
+            edge = hides_a_key(block, length, q_len, KEYS, MASK)
             if WINDOW:
                 edge |= block * KEYS < first_seen + q_len - 1
             if edge:
@@ -326,7 +281,7 @@ def _gqa_decode(
                                  count, first, start, run_begin, run_end, split, num_splits,
                                  seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
                                  D, LOAD_TILES, TILES, RAGGED, BALANCED, WINDOW)),
-                (_load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
+                (load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
                               count, first, start, run_begin, run_end, split, num_splits,
                               seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
                               PAGE, LOAD_TILES, RAGGED, BALANCED, WINDOW)),
@@ -345,7 +300,7 @@ def _gqa_decode(
                                 seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
                                 GROUP, KV_HEADS, PAGE, D, TILES, FP8, RAGGED, WINDOW, MASK, SINKS,
                                 SCALE_TENSOR, OUT_SCALE_TENSOR, STRICT, DIRECT, BALANCED, OVERLAP)),
-                (_load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
+                (load_role, (k_map, v_map, loaded, loaded_full, loaded_free, block_tables, table_row, kv_head,
                               count, first, start, run_begin, run_end, split, num_splits,
                               seq_lens, cum_seq_lens_q, max_q_len, max_seq_len, window_left,
                               PAGE, LOAD_TILES, RAGGED, BALANCED, WINDOW)),
@@ -353,15 +308,6 @@ def _gqa_decode(
             [1],
             [LOAD_REGISTERS],
         )  # fmt: skip
-
-
-def tensor_map(side: Tensor) -> TensorDescriptor:
-    """TMA map of the keys or the values [P, page, Hkv, D]; a box is a page of one head, or 64 keys of it."""
-    pages = side.transpose(1, 2)
-    keys, columns = min(KEYS.value, pages.shape[2]), pages.shape[3]
-    bits = 8 * pages.element_size()
-    tile = gl.NVMMASharedLayout(min(128, columns * bits // 8), bits, rank=4)
-    return TensorDescriptor(pages, pages.shape, pages.stride(), [1, 1, keys, columns], tile)
 
 
 @torch.library.custom_op("nightcap::paged_decode_gluon_gqa", mutates_args=("out", "lse", "workspace"))
@@ -392,27 +338,33 @@ def paged_decode(
     """
     assert v is not None
     batch, heads, kv_heads = len(seq_lens), query.shape[1], k.shape[2]
-    group, fp8 = heads // kv_heads, k.element_size() == 1
     work = divide(out, k, batch, max_q_len, max_seq_len, balanced)
     parts = work.partial_results(workspace)
-    tiles = triton.cdiv(group * max_q_len, ROWS.value)
-    load_tiles, tiles_held = TILES_FP8 if fp8 else (TILES, TILES)
-    _gqa_decode[(tiles * kv_heads, *work.grid)](
-        tensor_map(k), tensor_map(v), query, out, lse, *parts,
-        block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
-        bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
-        query.stride(0), query.stride(1), out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
-        0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
-        batch, work.num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
-        GROUP=group, KV_HEADS=kv_heads, PAGE=k.shape[1], D=k.shape[3],
-        LOAD_TILES=load_tiles, TILES=tiles_held, FP8=fp8,
-        RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
-        SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
-        OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
-        DIRECT=work.direct, BALANCED=balanced,
-        BATCH=triton.next_power_of_2(batch) if balanced else 1,
-        num_warps=4, maxnreg=REGISTERS_FP8 if fp8 else REGISTERS, **work.options(query.device),
-    )  # fmt: skip
+    if gluon_gqa_rows.fits(query, k, max_q_len):
+        gluon_gqa_rows.launch(
+            work, out, lse, parts, query, k, v, block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+            bmm1_scale, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor, window_left, strict,
+        )  # fmt: skip
+    else:
+        group, fp8 = heads // kv_heads, k.element_size() == 1
+        tiles = triton.cdiv(group * max_q_len, ROWS.value)
+        load_tiles, tiles_held = TILES_FP8 if fp8 else (TILES, TILES)
+        _gqa_decode[(tiles * kv_heads, *work.grid)](
+            tensor_map(k), tensor_map(v), query, out, lse, *parts,
+            block_tables, seq_lens, cum_seq_lens_q, mask, sinks,
+            bmm1_scale * LOG2E, bmm1_scale_tensor, bmm2_scale, bmm2_scale_tensor,
+            query.stride(0), query.stride(1), out.stride(0), out.stride(1), lse.stride(0), block_tables.stride(0),
+            0 if mask is None else mask.stride(0), 0 if mask is None else mask.stride(1),
+            batch, work.num_splits, max_q_len, max_seq_len, k.shape[0], window_left,
+            GROUP=group, KV_HEADS=kv_heads, PAGE=k.shape[1], D=k.shape[3],
+            LOAD_TILES=load_tiles, TILES=tiles_held, FP8=fp8,
+            RAGGED=cum_seq_lens_q is not None, WINDOW=window_left >= 0, MASK=mask is not None,
+            SINKS=sinks is not None, SCALE_TENSOR=bmm1_scale_tensor is not None,
+            OUT_SCALE_TENSOR=bmm2_scale_tensor is not None, STRICT=strict,
+            DIRECT=work.direct, BALANCED=balanced,
+            BATCH=triton.next_power_of_2(batch) if balanced else 1,
+            num_warps=4, maxnreg=REGISTERS_FP8 if fp8 else REGISTERS, **work.options(query.device),
+        )  # fmt: skip
     work.combine(
         out, lse, parts, seq_lens, cum_seq_lens_q, sinks, bmm2_scale, bmm2_scale_tensor, keys=KEYS.value, strict=strict
     )

@@ -25,7 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
-from gpu_tests.reference import balanced, combine, gluon_gqa, gluon_mla, gluon_mla_rows, select
+from gpu_tests.reference import balanced, combine, gluon_gqa, gluon_gqa_rows, gluon_mla, gluon_mla_rows, select
 
 WAIT_SECONDS = 10.0
 """How long a role may wait at a barrier before the kernel counts as hung."""
@@ -402,7 +402,7 @@ def interpreted() -> Iterator[list[Interpreted]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(select, "capability_of", lambda device: (9, 0))
         patch.setattr(select, "triton_version", lambda: f"{select.GLUON_TRITON[0]}.0")
-        for module in (gluon_gqa, gluon_mla, gluon_mla_rows, combine, balanced):
+        for module in (gluon_gqa, gluon_gqa_rows, gluon_mla, gluon_mla_rows, combine, balanced):
             for name, thing in list(vars(module).items()):
                 # What is launched says which of its integers are not compiled in; the other functions are called.
                 if isinstance(thing, JITFunction) and thing.do_not_specialize:

@@ -73,6 +73,7 @@ from gpu_tests.reference.gluon_parts import (
     barriers,
     cache_map,
     clear_keys_outside,
+    hides_a_key,
     page_ids,
     run_of_program,
     visible_in_draft,
@@ -308,7 +309,7 @@ def _score_role(
             scores = warpgroup_mma_wait(0, deps=(scores,))
             mbarrier.arrive(scores_ready.index(step % 2))
             scores *= scale
-            if (block + 1) * KEYS > length - q_len + 1:
+            if hides_a_key(block, length, q_len, KEYS, MASK):
                 key = block * KEYS + key_of_block
                 visible = key[None, :] <= position[:, None]
                 if MASK:

@@ -45,6 +45,7 @@ from gpu_tests.reference.gluon_parts import (
     cache_map,
     clear_keys_outside,
     finish_rows,
+    hides_a_key,
     in_float16,
     largest_of,
     page_ids,
@@ -259,7 +260,7 @@ def _attend_role(
             mbarrier.arrive(rope_free.index(stage))
 
             scores *= row_scale[None, :]
-            if (block + 1) * KEYS > length - q_len + 1:
+            if hides_a_key(block, length, q_len, KEYS, MASK):
                 key = block * KEYS + key_of_block
                 visible = key[:, None] <= position[None, :]
                 if MASK:

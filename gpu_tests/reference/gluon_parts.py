@@ -67,6 +67,15 @@ def visible_in_draft(key, token, length, q_len, mask, mask_row):
 
 
 @gluon.jit
+def hides_a_key(block, length, q_len, KEYS: gl.constexpr, MASK: gl.constexpr):
+    """Whether a block may have a key that a row does not see by causal order or by the draft mask: one behind the first
+    token of the draft, which a mask may hide, too.
+    """
+    seen_by_all: gl.constexpr = 0 if MASK else 1
+    return (block + 1) * KEYS > length - q_len + seen_by_all
+
+
+@gluon.jit
 def clear_keys_outside(tile, first, end):
     """Zeroes the rows of a tile [keys, columns] before `first` and from `end` on: the weights of those keys are 0,
     but 0 * NaN is NaN.

@@ -111,12 +111,15 @@ LAUNCHES: dict[str, Callable[[], None]] = {
         ("MLA 16 heads and pages of 16 in Gluon", gluon_mla, {"heads": 16, "page_size": 16}),
         ("MLA 16 heads in Gluon over fp8", gluon_mla, {"heads": 16, "page_size": 16, "fp8": True}),
         ("MLA 128 heads in Gluon over fp8", gluon_mla, {"heads": 128, "fp8": True}),
+        ("MLA 4 heads in Gluon", gluon_mla, {"heads": 4}),
+        ("MLA 4 heads in Gluon over fp8", gluon_mla, {"heads": 4, "fp8": True}),
         ("GQA 64 to 8 heads in Gluon", gluon_gqa, {"heads": 64, "kv_heads": 8, "page_size": 32}),
         (
             "GQA 64 to 8 heads in Gluon over fp8",
             gluon_gqa,
             {"heads": 64, "kv_heads": 8, "page_size": 16, "fp8": True},
         ),
+        ("GQA 32 to 8 heads in Gluon over fp8", gluon_gqa, {"heads": 32, "kv_heads": 8, "fp8": True}),
         ("MLA 16 heads in Triton", triton_decode, {"heads": 16, "page_size": 32}),
         ("GQA 64 to 8 heads in Triton", triton_decode, {"heads": 64, "kv_heads": 8}),
     )
