@@ -58,8 +58,10 @@ CASES = [
     case(kernel, shape(*sizes, grid, lengths, fp8))
     for grid, lengths, fp8 in product(("split", "balanced"), ("varied", "short"), (False, True))
     for kernel, *sizes in [
+        (GLUON, 16, 0, 1, 64),
         (GLUON, 16, 0, 4, 64),
         (GLUON, 128, 0, 1, 64),
+        (GLUON, 64, 8, 1, 32),
         (GLUON, 64, 8, 4, 32),
         (TRITON, 16, 0, 1, 64),
         (TRITON, 64, 8, 4, 32),

@@ -1,23 +1,23 @@
 """MLA decode on Hopper in Triton Gluon: three roles in one CTA, split KV, then the shared combine.
 
 One CTA takes 64 packed query rows (query tokens x heads) of one request and one split of its keys, in blocks
-of 64 keys; launches with up to 16 rows go to `gluon_mla_rows`. The design is FlashMLA's problem (an accumulator of
-64 x 512 fp32 fills half of the register file, so that two output tiles for ping-pong do not fit) solved by roles that
-hand blocks over in one direction:
+of 64 keys; launches with up to 16 rows go to `gluon_mla_rows`, unless it lacks their page size. The design is
+FlashMLA's problem (an accumulator of 64 x 512 fp32 fills half of the register file, so that two output tiles for
+ping-pong do not fit) solved by roles that hand blocks over in one direction:
 
     load    (1 warp):   wait free       -> TMA of the two latent halves [64, 256] and of rope [64, 64] -> full
     scores  (4 warps):  wait full       -> Q K^T, mask, softmax -> P into the rope tile -> weights_ready
     values  (8 warps):  wait weights    -> rescale, P V for 512 columns -> free
 
 * The left half of Q lives in the registers of the score role; it takes the first turn of the ring of latent
-  halves. That leaves room for five halves, two and a half blocks, in place of two blocks (227 kB in all).
+  halves. That leaves room for five halves, two and a half blocks, in place of two blocks (231,040 bytes in all).
 * On the balanced grid a CTA takes several pieces, one request after the other: the ring turns on, and the
   output of a piece is written while the scores of the next one are made.
 * The rope columns of a block are dead once its scores are known, so P takes their place.
 * The maximum is lazy: it is renewed only when a score exceeds it by 2^8, so that most blocks rescale by 1
   (FlashAttention-4's conditional rescaling has the same threshold).
 * Where several tiles share the keys of a request the tensor cores are the limit. P V of a block is then held
-  back (`GATE`) until Q K^T of the next block is done: its instructions, four times as wide, would take the
+  back (`GATE`) until Q K^T of the next block is done: its instructions, which are wider, would take the
   tensor cores away from it, and the softmax of the next block would wait.
 * Keys past the length are zeroed in shared memory, since 0 * NaN is NaN.
 * A page id outside of the pool makes TMA read zeros, not memory; the rows are poisoned with NaN.

@@ -33,7 +33,7 @@ GLUON_HEAD_DIMS = (64, 128)
 
 GLUON_PAGES = (16, 32, 64, 128)
 """Page sizes of the Gluon kernels: a block of 64 keys lies in one page, or fills whole ones. MLA over an fp8 cache
-looks up each key, and takes any power of two.
+takes any power of two: what is none of these goes to the kernel that looks up each key.
 """
 
 GLUON_TRITON = ("3.6",)
