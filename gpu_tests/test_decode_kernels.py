@@ -9,6 +9,7 @@ Outputs and workspaces are NaN before each launch; dead slots, spare pages and g
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Callable
@@ -19,7 +20,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpu_tests.reference.decode import KernelPreconditionError, pack_mask, trtllm_batch_decode_with_kv_cache
+from gpu_tests.reference.decode import (
+    KernelPreconditionError,
+    pack_mask,
+    trtllm_batch_decode_with_kv_cache,
+    workspace_bytes,
+)
 from gpu_tests.reference.trial import (
     Kernel,
     Launch,
@@ -319,16 +325,78 @@ def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
         ({"kv_cache": torch.zeros(3, 1, 2, 16, 64)}, "kv_cache: got \\[3, 1, 2, 16, 64\\]"),
         ({"query": torch.zeros(6, 8, 32)}, "kv_cache: got shape"),
         ({"query": torch.zeros(6, 64)}, "query: got \\[6, 64\\]"),
-        ({"backend": "cuda"}, "backend: got cuda"),
+        ({"query": torch.zeros(6)}, "query: got \\[6\\]"),
+        ({"backend": "cuda"}, "backend: got cuda, must be auto, gluon, triton or torch"),
         ({"empty_rows": "zero"}, "empty_rows: got zero"),
         ({"grid": "balanced", "window_left": 3}, "grid: got balanced, must be split with a window"),
         ({"bmm1_scale": torch.zeros(1).double()}, "bmm1_scale: got float64"),
+        ({"bmm1_scale": "1"}, "bmm1_scale: got '1', must be a number or a tensor"),
+        ({"bmm2_scale": None}, "bmm2_scale: got None, must be a number or a tensor"),
+        *(({name: None}, f"{name}: got None, must be a tensor$") for name in ("query", "block_tables", "seq_lens")),
+        *(
+            ({name: [1, 2]}, f"{name}: got a list, must be a tensor")
+            for name in ("query", "block_tables", "seq_lens", "workspace_buffer", "sinks", "mask", "out", "lse")
+        ),
+        ({"cum_seq_lens_q": [0, 6], "q_len_per_req": None}, "cum_seq_lens_q: got a list, must be a tensor or None"),
+        ({"kv_cache": None}, "kv_cache: got None, must be a tensor or a pair \\(K, V\\)"),
+        ({"kv_cache": (torch.zeros(3, 2, 16, 64), None)}, "kv_cache: got None, must be tensors"),
+        ({"kv_cache": torch.zeros(3, 2, 0, 16, 64)}, "kv_cache: got 0 KV heads, must be 1 or more"),
+        ({"kv_cache": torch.zeros(3, 2, 2, 0, 64), "kv_layout": "HND"}, "kv_cache: got pages of 0"),
+        ({"query": torch.zeros(6, 0, 64)}, "query: got 0 heads, must be n x 2 KV heads"),
+        ({"max_seq_len": "48"}, "max_seq_len: got '48', must be an integer"),
+        ({"max_seq_len": 48.0}, "max_seq_len: got 48.0, must be an integer"),
+        ({"max_seq_len": torch.tensor(48)}, "max_seq_len: got a Tensor, must be an integer"),
+        ({"window_left": None}, "window_left: got None, must be an integer"),
+        ({"q_len_per_req": 1.0}, "q_len_per_req: got 1.0, must be an integer or None"),
+        ({"q_len_per_req": True}, "q_len_per_req: got True, must be an integer or None"),
+        ({"max_q_len": "1"}, "max_q_len: got '1', must be an integer or None"),
+        ({"out_dtype": "bfloat16"}, "out_dtype: got 'bfloat16', must be a dtype or None"),
+        ({"block_tables": torch.tensor(0).int()}, r"block_tables: got shape \[\], must be \[any, any\]"),
+        ({"block_tables": torch.zeros(6).int()}, r"block_tables: got shape \[6\], must be \[any, any\]"),
+        ({"block_tables": torch.zeros(0, 6).int()}, "block_tables: got 0 requests, must be 1 or more"),
+        ({"backend": "triton"}, "query: got device cpu, must be on a GPU in Triton, or in its interpreter"),
     ],
 )
-def test_a_broken_precondition_is_named(options: dict[str, object], message: str) -> None:
+def test_a_broken_precondition_is_named(
+    options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     launch = Launch(ON_CPU, BASE, torch.float32)
     with pytest.raises(KernelPreconditionError, match=message):
         launch.run(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        (
+            {"query": None, "seq_lens": [1], "max_seq_len": "1", "o_scale": 2.0, "backend": "cuda", "grid": "even"},
+            [
+                *("query: got None", "seq_lens: got a list", "max_seq_len: got '1'", "o_scale: got 2.0"),
+                *("backend: got cuda", "grid: got even"),
+            ],
+        ),
+        (
+            {"block_tables": torch.zeros(6).int(), "seq_lens": torch.zeros(6), "backend": "cuda", "window_left": -2},
+            ["block_tables: got shape [6]", "seq_lens: got float32", "backend: got cuda", "window_left: got -2"],
+        ),
+        (
+            {"backend": "triton", "workspace_buffer": None, "max_seq_len": 0, "sinks": torch.zeros(3)},
+            ["query: got device cpu", "workspace_buffer: got None", "max_seq_len: got 0", "sinks: got shape [3]"],
+        ),
+        (
+            {"backend": "gluon", "workspace_buffer": torch.zeros(64)[::2], "q_len_per_req": 2},
+            ["query: got 6 rows", "workspace_buffer: got strides [2], must be contiguous"],
+        ),
+    ],
+)
+def test_what_stands_by_itself_is_named_beside_everything_else(
+    options: dict[str, object], messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(KernelPreconditionError) as caught:
+        Launch(ON_CPU, BASE, torch.float32).run(**options)
+    assert [message for message in messages if message not in str(caught.value)] == []
 
 
 def break_length(launch: Launch) -> None:
@@ -378,11 +446,38 @@ def test_offsets_that_break_the_contract_show(offsets: list[int], message: str) 
         launch.run(cum_seq_lens_q=cum_seq_lens_q, q_len_per_req=None, max_q_len=4)
 
 
-def test_too_small_a_workspace_is_refused_with_the_size_that_suffices() -> None:
+def test_an_unfit_workspace_is_refused_with_the_size_that_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="only the Triton kernel needs a workspace")
+    importlib.import_module("gpu_tests.reference.division")  # its kernels are defined for a GPU, as other tests need
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # nothing is run: the workspace is refused
     launch = Launch(ON_CPU, BASE, torch.float32)
     with pytest.raises(KernelPreconditionError, match=r"workspace_buffer: got 4 bytes, must be at least \d+ bytes"):
         launch.run(backend="triton", workspace_buffer=torch.zeros(1))
+    odd = torch.zeros(1 << 20, dtype=torch.uint8)[3:]
+    message = "workspace_buffer: got an address 3 bytes past a multiple of 16, must be aligned to 16 bytes"
+    with pytest.raises(KernelPreconditionError, match=message):
+        launch.run(backend="triton", workspace_buffer=odd)
+
+
+def test_the_pytorch_kernel_gives_the_same_bits_for_either_grid() -> None:
+    launch = Launch(ON_CPU, VERIFY, torch.float32)
+    assert same_bits(launch.run(grid="split"), launch.run(grid="balanced"))
+
+
+def test_the_bytes_of_a_workspace_are_refused_with_all_wrong_numbers() -> None:
+    with pytest.raises(ValueError, match="workspace_bytes:") as caught:
+        workspace_bytes(
+            batch_size=0, num_heads=-1, num_kv_heads=0, head_dim_v="8", max_q_len=0, max_seq_len=0, grid="even"
+        )  # fmt: skip
+    for line in (
+        *(f"{name}: got 0, must be 1 or more" for name in ("batch_size", "num_kv_heads", "max_q_len", "max_seq_len")),
+        "num_heads: got -1, must be 1 or more",
+        "head_dim_v: got '8', must be an integer",
+        "grid: got even, must be split or balanced",
+    ):
+        assert line in str(caught.value)
+    with pytest.raises(ValueError, match="num_heads: got 5, must be a multiple of num_kv_heads = 2"):
+        workspace_bytes(batch_size=1, num_heads=5, num_kv_heads=2, head_dim_v=8, max_q_len=1, max_seq_len=1)
 
 
 # What a graph recorder sees.

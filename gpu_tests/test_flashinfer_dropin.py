@@ -336,12 +336,56 @@ def test_a_mask_of_one_token_is_not_read() -> None:
             {"out": torch.zeros(HEADS, 8, HEAD_DIM).bfloat16().transpose(0, 1), "window_left": -2, "o_scale": 0.5},
             ["out: got strides", "window_left: got -2", "o_scale: got 0.5, must be 1.0"],
         ),
+        ({"q_len_per_req": "4"}, ["q_len_per_req: got '4', must be an integer or None"]),
+        ({"query": None, "out": []}, ["query: got None, must be a tensor", "out: got a list"]),
+        ({"q_cu_seq_lens": [0, 8]}, ["q_cu_seq_lens: got a list, must be a tensor or None"]),
+        (
+            {"q_cu_seq_lens": None, "query": torch.zeros(16, HEADS, HEAD_DIM).bfloat16(), "mask": None}
+            | {"out": torch.zeros(4, 3, HEADS, HEAD_DIM)},
+            ["out: got shape [4, 3, 32, 128], must be [16, 32, 128] or [4, 4, 32, 128]"],
+        ),
     ],
 )
 def test_what_does_not_fit_xqa_is_named(options: dict[str, Any], messages: list[str]) -> None:
     with pytest.raises(KernelPreconditionError) as caught:
         OURS[XQA](**(ragged(4, "cpu")[0] | options))
     assert [message for message in messages if message not in str(caught.value)] == []
+
+
+# MLA's own interface.
+
+
+RAGGED = {"cum_seq_lens_q": torch.tensor([0, 3, 6, 9, 12], dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ({"kv_cache": None}, ["kv_cache: got None, must be a tensor"]),
+        ({"kv_cache": (torch.zeros(1),)}, ["kv_cache: got a tuple, must be a tensor"]),
+        ({"kv_cache": torch.tensor(0.0)}, ["kv_cache: got [], must be [P, page, D] or [P, 1, page, D]"]),
+        ({"kv_lora_rank": "512"}, ["kv_lora_rank: got '512', must be an integer"]),
+        ({"kv_lora_rank": 0}, ["kv_lora_rank: got 0, must be 1 or more"]),
+        ({"query": torch.zeros(12, MLA_HEADS, 576)}, ["query: got [12, 16, 576], must be [B, q, H, D] with q of 1"]),
+        ({"query": torch.zeros(4, 0, MLA_HEADS, 576)}, ["query: got [4, 0, 16, 576], must be [B, q, H, D] with q"]),
+        (RAGGED, ["query: got [4, 3, 16, 576], must be [B, q, H, D] with q of 1 or more, or with cum_seq_lens_q"]),
+        (
+            RAGGED | {"query": torch.zeros(12, MLA_HEADS, 576).bfloat16()},
+            ["max_q_len: got None, must be given with cum_seq_lens_q"],
+        ),
+        *(
+            ({"out": torch.zeros(shape), "sinks": torch.zeros(2)}, [f"out: got shape {list(shape)}, must be [4, 3, 16"])
+            for shape in ((7,), (12, MLA_HEADS, LATENT), (12, LATENT), (4, 3, MLA_HEADS, 8))
+        ),
+        ({"out": torch.zeros(7), "sinks": torch.zeros(2)}, ["sinks: got shape [2], must be [16]"]),
+    ],
+)
+def test_what_does_not_fit_mla_is_named_as_its_caller_knows_it(options: dict[str, Any], messages: list[str]) -> None:
+    with pytest.raises(KernelPreconditionError) as caught:
+        OURS[MLA](**(Call(16, 3).mla("cpu") | options))
+    assert [message for message in messages if message not in str(caught.value)] == []
+    assert "q_len_per_req" not in str(caught.value)
+    assert str(caught.value).count("out: ") <= 1
 
 
 # Beside FlashInfer.

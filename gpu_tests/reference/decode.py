@@ -8,10 +8,11 @@ of a graph (`torch.library.custom_op`): pointers, shapes and Python numbers are 
 
 Where this reference says more than FlashInfer does:
 
-* Preconditions that the host can see (dtype, shape, stride, width, device) raise `KernelPreconditionError`,
-  all of them at once. Those that only the data can show (a length above `max_seq_len`, a page id outside of
-  the pool, offsets past the query) raise in the PyTorch kernel; a GPU cannot raise, so the others
-  write NaN into the rows of that request and read nothing out of bounds.
+* Preconditions that the host can see (type, dtype, shape, stride, width, device) raise `KernelPreconditionError`,
+  all of them at once; a wrong type or a missing dimension comes before what depends on it. Those that only the
+  data can show (a length above `max_seq_len`, a page id outside of the pool, offsets past the query) raise in the
+  PyTorch kernel; a GPU cannot raise, so the others write NaN into the rows of that request and read nothing out of
+  bounds.
 * `backend` is the best kernel for the launch (`auto`, see `select`) or one by name.
 * `empty_rows` decides about requests with `seq_len <= 0`: `strict` writes NaN, as XQA does on sm90, so that
   an unfilled length buffer shows; `safe` writes 0 and LSE -inf. A row that sees no key for another reason
@@ -32,11 +33,26 @@ can choose: when a graph is captured nobody else knows how much the lengths of i
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
 from gpu_tests.reference.grids import Grid
-from gpu_tests.reference.launch import Backend, EmptyRows, Launch, Layout, Scale, int32, query_length, split_kv
+from gpu_tests.reference.launch import (
+    WORDS,
+    Backend,
+    EmptyRows,
+    Launch,
+    Layout,
+    Scale,
+    check_types,
+    fitting,
+    int32,
+    query_length,
+    ragged_length,
+    split_kv,
+)
 from gpu_tests.reference.preconditions import KernelPreconditionError, Problems
 from gpu_tests.reference.splits import LARGEST_GPU, choose_runs, choose_splits, count_parts, partial_bytes
 
@@ -100,8 +116,9 @@ def trtllm_batch_decode_with_kv_cache(
     * kv_cache: [P, 2, Hkv, page, D] (HND) or [P, 2, page, Hkv, D] (NHD), or a tuple (K, V) without the 2.
       Stride 1 in D, any other strides. Dtype of the query, or float8_e4m3fn with the scales folded into
       `bmm1_scale` (k) and `bmm2_scale` (v).
-    * workspace_buffer: contiguous, at least `workspace_bytes(...)` bytes, may be dirty. It is written from its first
-      byte on, where FlashInfer's kernels keep counters: share it with none of them. The PyTorch kernel needs none.
+    * workspace_buffer: contiguous, aligned to 16 bytes, at least `workspace_bytes(...)` bytes, may be dirty. It is
+      written from its first byte on, where FlashInfer's kernels keep counters: share it with none of them. The
+      PyTorch kernel needs none.
     * block_tables: int32 [B, W], page ids. Entries past a request's last page are never read.
     * seq_lens: int32 or uint32 [B], keys of each request INCLUDING the tokens of the query (causal is
       bottom-right).
@@ -116,13 +133,15 @@ def trtllm_batch_decode_with_kv_cache(
       [B + 1] and `max_q_len`.
     * mask: uint16 [B, max_q_len, 2 * ceil(max_q_len / 32)] from `pack_mask`: bit j of row i lets query i see
       draft token j, if j <= i.
-    * grid: how the work is divided; `balanced` has no window.
+    * grid: how the work is divided; `balanced` has no window. The PyTorch kernel divides no work, and gives the same
+      bits for both: code that asks for `balanced` runs on a CPU too. The contract's command line refuses the pair,
+      since such a run says nothing about the balanced grid.
 
     Returns `out`, or `(out, lse)` with `return_lse`. Raises KernelPreconditionError.
     """
     problems = Problems("trtllm_batch_decode_with_kv_cache")
-    _refuse_others_than_defaults(locals(), problems)
-    k, v = split_kv(kv_cache, kv_layout, problems)
+    _check_alone(locals(), problems, (Tensor, tuple, list))
+    k, v = split_kv(query, kv_cache, kv_layout, problems)
     launch = Launch(
         query=query,
         k=k,
@@ -177,8 +196,8 @@ def xqa_batch_decode_with_kv_cache(
     implemented. XQA has no LSE.
     """
     problems = Problems("xqa_batch_decode_with_kv_cache")
-    _refuse_others_than_defaults(locals(), problems)
-    k, v = split_kv(kv_cache, kv_layout, problems)
+    _check_alone(locals(), problems, (Tensor, tuple, list))
+    k, v = split_kv(query, kv_cache, kv_layout, problems)
     offsets = int32(q_cu_seq_lens)
     fewest = 1 if offsets is None else 2
     fits = q_len_per_req is not None and q_len_per_req >= fewest
@@ -187,11 +206,12 @@ def xqa_batch_decode_with_kv_cache(
     rows = q_len_per_req if q_len_per_req is not None and fits else fewest
     if mask is not None:
         mask = _mask_by_request(mask, query, offsets, rows, problems) if rows > 1 else None
+    shapes = [[*query.shape[:-1], v.shape[-1]]]
+    if offsets is None and fits and len(query) % rows == 0:
+        shapes.append([len(query) // rows, rows, *shapes[0][1:]])
+    out = fitting(out, shapes, problems)
     if out is None:
-        out = query.new_empty(*query.shape[:-1], v.shape[-1])
-        if offsets is None and rows > 1 and len(out) % rows == 0:
-            out = out.unflatten(0, (len(out) // rows, rows))
-    problems.unless(out.is_contiguous(), "out", f"strides {list(out.stride())}", "contiguous")
+        out = query.new_empty(shapes[-1] if rows > 1 else shapes[0])
     launch = Launch(
         query=query,
         k=k,
@@ -233,25 +253,31 @@ def trtllm_batch_decode_with_kv_cache_mla(
       first L columns are absorbed (q_nope times W_UK), L = `kv_lora_rank`, R = `qk_rope_head_dim`.
     * kv_cache: [P, page, L + R] or [P, 1, page, L + R].
     * bmm1_scale: contains 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim), the head dim BEFORE absorption.
-    * out: [B, q, H, L] or [num_tokens, H, L]; `lse` is [num_tokens, H] in both.
+    * out: [B, q, H, L] or [num_tokens, H, L], as the query is, contiguous; `lse` is [num_tokens, H] in both.
 
     `qk_nope_head_dim` is not used (as in FlashInfer); `mask` is ours; everything else as in
     `trtllm_batch_decode_with_kv_cache`.
     """
     problems = Problems("trtllm_batch_decode_with_kv_cache_mla")
-    _refuse_others_than_defaults(locals(), problems)
+    _check_alone(locals(), problems, (Tensor,))
     width = kv_lora_rank + qk_rope_head_dim
+    problems.unless(kv_lora_rank >= 1, "kv_lora_rank", kv_lora_rank, "1 or more")
+    problems.unless(qk_rope_head_dim >= 0, "qk_rope_head_dim", qk_rope_head_dim, "0 or more")
     layout_fits = kv_cache.dim() == 3 or (kv_cache.dim() == 4 and kv_cache.shape[1] == 1)
     problems.unless(layout_fits, "kv_cache", list(kv_cache.shape), "[P, page, D] or [P, 1, page, D]")
-    problems.unless(kv_cache.shape[-1] == width, "kv_cache", list(kv_cache.shape), f"{width} columns")
-    query_fits = query.dim() in (3, 4)
-    problems.unless(query_fits, "query", list(query.shape), "[B, q, H, D] or [num_tokens, H, D]")
-    if out is not None:
-        problems.unless(out.is_contiguous(), "out", f"strides {list(out.stride())}", "contiguous")
-    if not (layout_fits and query_fits):
+    columns = kv_cache.shape[-1] if kv_cache.dim() else None
+    problems.unless(columns == width, "kv_cache", list(kv_cache.shape), f"{width} columns")
+    uniform = cum_seq_lens_q is None
+    allowed = "[B, q, H, D] with q of 1 or more, or with cum_seq_lens_q [num_tokens, H, D]"
+    query_fits = query.dim() == (4 if uniform else 3) and (not uniform or query.shape[1] >= 1)
+    problems.unless(query_fits, "query", list(query.shape), allowed)
+    if problems.about("kv_lora_rank", "query") or not layout_fits:
         problems.raise_if_any()
 
-    uniform = query.dim() == 4
+    shape = [*query.shape[:-1], kv_lora_rank]
+    out = fitting(out, [shape], problems)
+    if out is None:
+        out = query.new_empty(shape)
     launch = Launch(
         query=query.flatten(0, 1) if uniform else query,
         k=(kv_cache if kv_cache.dim() == 3 else kv_cache[:, 0]).unsqueeze(2),
@@ -262,7 +288,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         cum_seq_lens_q=int32(cum_seq_lens_q),
         mask=mask,
         sinks=sinks,
-        max_q_len=query_length(query.shape[1] if uniform else None, max_q_len, cum_seq_lens_q, problems),
+        max_q_len=query.shape[1] if uniform else ragged_length(max_q_len, problems),
         max_seq_len=max_seq_len,
         bmm1_scale=bmm1_scale,
         bmm2_scale=bmm2_scale,
@@ -270,8 +296,6 @@ def trtllm_batch_decode_with_kv_cache_mla(
         empty_rows=empty_rows,
         grid=grid,
     )
-    if out is None:
-        out = query.new_empty(*query.shape[:-1], kv_lora_rank)
     flat_out = out.flatten(0, 1) if uniform else out
     _, lse = launch.run(flat_out, lse, workspace_buffer, backend, problems)
     return (out, lse) if return_lse else out
@@ -297,7 +321,21 @@ def workspace_bytes(
     max_seq_len: int,
     grid: Grid = "split",
 ) -> int:
-    """Bytes of workspace that suffice for one launch of these shapes on any GPU (MLA: `num_kv_heads=1`)."""
+    """Bytes of workspace that suffice for one launch of these shapes on any GPU (MLA: `num_kv_heads=1`).
+
+    Raises KernelPreconditionError, which is a ValueError, with all that is wrong.
+    """
+    numbers = {"batch_size": batch_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    numbers |= {"head_dim_v": head_dim_v, "max_q_len": max_q_len, "max_seq_len": max_seq_len}
+    problems = Problems("workspace_bytes")
+    for name, number in numbers.items():
+        problems.is_a(name, number, (Integral,), "an integer")
+        problems.unless(problems.about(name) or number >= 1, name, number, "1 or more")
+    if not problems.about("num_heads", "num_kv_heads"):
+        fits = num_heads % num_kv_heads == 0
+        problems.unless(fits, "num_heads", num_heads, f"a multiple of num_kv_heads = {num_kv_heads}")
+    problems.unless(grid in WORDS["grid"], "grid", grid, "split or balanced")
+    problems.raise_if_any()
     heads = (num_heads, num_kv_heads, head_dim_v, max_q_len)
     balanced = grid == "balanced"
     if balanced:
@@ -307,9 +345,11 @@ def workspace_bytes(
     return partial_bytes(count_parts(batch_size, max_q_len * num_heads, num_splits, balanced), head_dim_v)
 
 
-def _refuse_others_than_defaults(arguments: dict[str, object], problems: Problems) -> None:
+def _check_alone(arguments: dict[str, object], problems: Problems, cache: tuple[type, ...]) -> None:
+    """What can be said of each argument without the others; `cache`: the types of `kv_cache`."""
     given = {name: value for name, value in arguments.items() if name in DEFAULTS_ONLY}
     problems.defaults_only(given, DEFAULTS_ONLY)
+    check_types(arguments, problems, cache)
 
 
 def _mask_by_request(

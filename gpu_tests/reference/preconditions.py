@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from numbers import Number
+
 import torch
 from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes: kernels store vectors of so many."""
 
 
 class KernelPreconditionError(ValueError):
@@ -16,11 +21,23 @@ class Problems:
     def __init__(self, function: str) -> None:
         self._function = function
         self.lines: list[str] = []
+        self._arguments: set[str] = set()
         self._devices: dict[str, torch.device] = {}
 
     def unless(self, holds: bool, argument: str, got: object, allowed: str) -> None:
         if not holds:
             self.lines.append(f"{argument}: got {got}, must be {allowed}")
+            self._arguments.add(argument)
+
+    def about(self, *arguments: str) -> bool:
+        """Whether one of the arguments has a problem, so that what depends on it cannot be said."""
+        return not self._arguments.isdisjoint(arguments)
+
+    def is_a(self, argument: str, value: object, types: tuple[type, ...], allowed: str) -> None:
+        """A bool is no number."""
+        fits = isinstance(value, types) and not isinstance(value, bool)
+        short = value is None or isinstance(value, str | bool | Number)
+        self.unless(fits, argument, repr(value) if short else f"a {type(value).__name__}", allowed)
 
     def defaults_only(self, arguments: dict[str, object], defaults: dict[str, object]) -> None:
         """Arguments that are not implemented may hold their default in `defaults`, or None if they have none
@@ -55,15 +72,21 @@ class Problems:
             )
         self._devices[argument] = tensor.device
 
-    def buffer(self, argument: str, buffer: Tensor | None, needed: int, device: torch.device) -> None:
-        """A buffer of any dtype with `needed` bytes."""
+    def buffer(self, argument: str, buffer: Tensor | None, needed: int | None, device: torch.device) -> None:
+        """A buffer of any dtype with `needed` bytes; None if they cannot be said, for what else is wrong."""
+        least = "a tensor" if needed is None else f"at least {needed} bytes"
         if buffer is None:
-            self.unless(False, argument, None, f"at least {needed} bytes")
+            self.unless(False, argument, None, least)
             return
         size = buffer.numel() * buffer.element_size()
         self.unless(buffer.is_contiguous(), argument, f"strides {list(buffer.stride())}", "contiguous")
-        self.unless(size >= needed, argument, f"{size} bytes", f"at least {needed} bytes")
+        self.unless(needed is None or size >= needed, argument, f"{size} bytes", least)
         self.unless(buffer.device == device, argument, f"device {buffer.device}", f"on {device}, as the query")
+        beyond = buffer.data_ptr() % ALIGNMENT
+        self.unless(
+            beyond == 0, argument, f"an address {beyond} bytes past a multiple of {ALIGNMENT}",
+            f"aligned to {ALIGNMENT} bytes",
+        )  # fmt: skip
 
     def same_device(self, device: torch.device) -> None:
         for argument, other in self._devices.items():
