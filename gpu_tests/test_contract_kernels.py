@@ -84,7 +84,7 @@ def test_the_contract_holds_with_the_triton_kernel_on_the_emulation(scenario: st
         ("mla-target", "torch", "balanced", "has no balanced grid"),
         ("mla-target", "auto", "balanced", "has no balanced grid"),
         ("mha-window", "triton", "balanced", "must be split with a window"),
-        ("mla-target", "triton", "split", "Triton needs a GPU"),
+        ("mla-target", "triton", "split", "query: got device cpu, must be on a GPU in Triton"),
     ],
 )
 def test_a_kernel_that_cannot_run_a_world_says_why(
@@ -164,9 +164,45 @@ def test_the_command_says_what_does_not_apply_and_fails_if_nothing_did(capsys: p
     assert printed.out.startswith("mha-target#0: not applicable: kernel gluon, grid split: ")
     assert "nothing was tested" in printed.err
     assert main(["mha-target", "mla-target", "--kernel", "torch"]) == 0
-    with pytest.raises(SystemExit):
-        main(["mha-target", "--kernel", "tritn"])
-    assert "--kernel 'tritn': did you mean 'triton'? it is one of auto, gluon, triton, torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (
+            "mla-targt mha-target+evrything mla=target --kernel tritn --grid even --driver cuda --backend nowhere:make",
+            [
+                "no world 'mla-targt': did you mean 'mla-target'?",
+                "no perturbation 'evrything': did you mean 'everything'?",
+                "'mla=target' is not WORLD",
+                "--kernel 'tritn': did you mean 'triton'? it is one of auto, gluon, triton, torch",
+                "--grid 'even': it is one of split, balanced",
+                "--driver 'cuda': it needs a GPU, and torch sees none",
+                "--backend 'nowhere:make': No module named 'nowhere'",
+            ],
+        ),
+        ("mla-target --driver abacus", ["--driver 'abacus': it is one of cpu, cuda"]),
+        ("--kernel tritn", ["no SCENARIO is given", "--kernel 'tritn'"]),
+        ("--kernel torch", ["no SCENARIO is given, so nothing would be tested; see --list"]),
+        ("--list --grid even", ["--grid 'even'"]),
+    ],
+)
+def test_a_wrong_call_names_all_that_is_wrong_and_tests_nothing(
+    words: str, messages: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.out == ""
+    assert [message for message in messages if message not in printed.err] == []
+
+
+def test_the_worlds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {world}\n" in printed for world in WORLDS)
 
 
 def test_a_report_reproduces_with_the_kernel_and_in_a_process_of_its_own_as_well(isolated: Isolated) -> None:

@@ -11,7 +11,6 @@ there is said in `checks._beside`.
 from __future__ import annotations
 
 import difflib
-import os
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,12 +47,15 @@ class KernelChoice:
     grid: str = "split"
 
     def __post_init__(self) -> None:
+        problems = []
         for option, value, allowed in (("kernel", self.kernel, ForcedKernel), ("grid", self.grid, Grid)):
             names = typing.get_args(allowed)
             if value not in names:
                 near = difflib.get_close_matches(value, names, n=1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"--{option} {value!r}: {hint}it is one of {', '.join(names)}")
+                problems.append(f"--{option} {value!r}: {hint}it is one of {', '.join(names)}")
+        if problems:
+            raise ValueError("\n".join(problems))
 
     def __str__(self) -> str:
         return f"kernel {self.kernel}, grid {self.grid}"
@@ -108,6 +110,4 @@ def _misplaced(world: World) -> str:
         return "the PyTorch kernel reads its metadata on the host, which a CUDA graph cannot record"
     if grid == "balanced" and (kernel == "torch" or (kernel == "auto" and not on_gpu)):
         return "the PyTorch kernel, the one for CPUs, divides no work: it has no balanced grid"
-    if kernel == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton needs a GPU, or its interpreter (TRITON_INTERPRET=1)"
     return ""
