@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import attention_report
 from benchmarks.attention_cases import CASES, Case
 from benchmarks.attention_compile import compile_kernels
-from benchmarks.attention_results import Results
+from benchmarks.attention_results import CallError, Results
 
 if TYPE_CHECKING:
     from benchmarks.attention_timing import Captured
@@ -57,7 +57,7 @@ ERROR_LIMITS = {"bf16": 1e-2, "fp8": 1e-1}
 SECONDS = 60
 """After which a kernel that does not return is given up, and the process with it."""
 
-RESULTS = Path("benchmarks/results")
+ROOT = Path(__file__).parents[1]
 
 
 def measure(case: Case, results: Results) -> None:
@@ -161,13 +161,12 @@ def machine() -> dict[str, object]:
     }
 
 
-def run(cases: list[Case], path: Path) -> None:
-    """Measure the cases in order into the file."""
+def run(cases: list[Case], results: Results) -> None:
+    """Measure the cases in order into the file of the results."""
     from benchmarks.attention_flashinfer import not_measured
     from benchmarks.attention_kernels import kernels
     from benchmarks.attention_timing import measure_limits
 
-    results = Results(path)
     left = [case for case in cases if kernels(case).keys() - results.kernels(case)]
     compile_kernels(left)
     about = machine()
@@ -178,15 +177,34 @@ def run(cases: list[Case], path: Path) -> None:
 
 
 def chosen(pattern: str) -> list[Case]:
-    """The cases whose name matches; exits if none does, or the pattern is none."""
+    """The cases whose name matches. Raises CallError if none does, or the pattern is none."""
     try:
         found = [case for case in CASES if re.search(pattern, str(case))]
     except re.error as error:
-        raise SystemExit(f"benchmarks.attention: --cases {pattern!r} is no regular expression: {error}") from None
+        raise CallError(f"--cases {pattern!r} is no regular expression: {error}") from error
     if not found:
         known = "\n".join(f"  {case}" for case in CASES)
-        raise SystemExit(f"benchmarks.attention: no case matches {pattern!r}. Cases:\n{known}")
+        raise CallError(f"--cases: no case matches {pattern!r}. Cases:\n{known}")
     return found
+
+
+def check(pattern: str, path: Path) -> None:
+    """Raises CallError with all that speaks against measuring the cases that match into the file."""
+    problems = []
+    for read in (lambda: Results(path), lambda: chosen(pattern), demand_gpu):
+        try:
+            read()
+        except CallError as error:
+            problems.append(str(error))
+    if problems:
+        raise CallError("\n".join(problems))
+
+
+def demand_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CallError("needs an NVIDIA GPU; torch sees none")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -198,17 +216,16 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.report and given.cases:
         parser.error("--report writes all results: --cases is for --json")
-    if given.report:
-        for name, text in attention_report.files(RESULTS).items():
-            (Path("docs") / name).write_text(text, encoding="utf-8")
-        return 0
-    cases = chosen(given.cases)
-    import torch
-
-    if not torch.cuda.is_available():
-        print("benchmarks.attention: needs an NVIDIA GPU; torch sees none", file=sys.stderr)
+    try:
+        if given.report:
+            for name, text in attention_report.files(ROOT / "benchmarks/results").items():
+                (ROOT / "docs" / name).write_text(text, encoding="utf-8")
+        else:
+            check(given.cases, given.json)
+            run(chosen(given.cases), Results(given.json))
+    except CallError as error:
+        print(f"benchmarks.attention: {error}", file=sys.stderr)
         return 2
-    run(cases, given.json)
     return 0
 
 

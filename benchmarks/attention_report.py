@@ -8,13 +8,13 @@ change), `what` (what it shows) and `us`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import attention_roofline
 from benchmarks.attention_cases import AIMS, Aim, Case
+from benchmarks.attention_results import BENCHMARK, CallError, blaming, read
 
 HEAD = """\
 # Decode attention on GPUs
@@ -53,15 +53,24 @@ Record = dict[str, Any]
 
 def files(results: Path) -> dict[str, str]:
     """What stands in `docs/`, name -> text: the page, and a plot a run. Files of other benchmarks in `results`
-    are left out.
+    are left out. Raises CallError with all files that cannot be read.
     """
-    loaded = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))}
-    runs = {stem: run for stem, run in loaded.items() if run.get("benchmark") == "attention-decode"}
-    ablations = [run for run in loaded.values() if run.get("benchmark") == "attention-ablations"]
-    plots = {stem: f"gpu-results-{stem}.svg" for stem in runs}
-    parts = [*(_run(run, plots[stem]) for stem, run in runs.items()), *map(_ablations, ablations)]
-    page = "\n".join([HEAD, *parts])
-    return {"gpu-results.md": page, **{plots[stem]: attention_roofline.plot(run) for stem, run in runs.items()}}
+    runs, ablations, plots, problems = [], [], {}, []
+    for path in sorted(results.glob("*.json")):
+        plot = f"gpu-results-{path.stem}.svg"
+        try:
+            run = read(path)
+            with blaming(path):
+                if run.get("benchmark") == BENCHMARK:
+                    runs.append(_run(run, plot))
+                    plots[plot] = attention_roofline.plot(run)
+                elif run.get("benchmark") == "attention-ablations":
+                    ablations.append(_ablations(run))
+        except CallError as error:
+            problems.append(str(error))
+    if problems:
+        raise CallError("\n".join(problems))
+    return {"gpu-results.md": "\n".join([HEAD, *runs, *ablations]), **plots}
 
 
 def line(record: Record) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks import attention, attention_kernels, attention_timing, attention_workload
 from benchmarks.attention_cases import AIMS, CASES, Case
-from benchmarks.attention_results import Results
+from benchmarks.attention_results import CallError, Results
 from benchmarks.attention_workload import Workload
 from gpu_tests.reference.decode import KernelPreconditionError
 from gpu_tests.reference.oracle import visible_keys
@@ -172,17 +172,66 @@ def test_a_failure_that_breaks_the_context_stops_the_run_with_its_record_on_disk
 
 
 def test_a_file_of_another_machine_is_not_continued(results: Results) -> None:
-    with pytest.raises(SystemExit, match="of another machine"):
+    with pytest.raises(CallError, match="of another machine"):
         Results(results.path).begin({"card": "Another GPU"}, LIMITS, [])
 
 
-def test_without_a_gpu_the_benchmark_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"cases": 451}', "file.json: not a results file of this benchmark; choose another file"),
+        ('{"benchmark": "attention-decode",\n "records": [', "file.json, line 2: no JSON: Expecting value"),
+        ("[]", "file.json: got a list, must be an object"),
+        ('{"benchmark": "attention-decode", "records": [{}]}', "not as this benchmark writes it: KeyError: 'case'"),
+        ('{"benchmark": "attention-decode", "records": null}', "not as this benchmark writes it: TypeError"),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_refused_and_left_as_it_is(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    assert attention.main(["--json", str(path)]) == 2
+    assert message in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("cases", "message"),
+    [("MLB", "no case matches 'MLB'. Cases:\n  MLA 16 heads"), ("(", "'(' is no regular expression: missing")],
+)
+def test_a_wrong_call_names_all_that_is_wrong(
+    cases: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert attention.main(["--json", str(tmp_path / "x.json"), "--cases", "MLA"]) == 2
-    assert "needs an NVIDIA GPU" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="no case matches 'MLB'"):
-        attention.main(["--json", str(tmp_path / "x.json"), "--cases", "MLB"])
-    with pytest.raises(SystemExit, match="'\\(' is no regular expression: missing"):
-        attention.main(["--json", "file.json", "--cases", "("])
-    with pytest.raises(SystemExit):
+    assert attention.main(["--json", str(tmp_path), "--cases", cases]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert f"{tmp_path}: Is a directory" in printed
+    assert "needs an NVIDIA GPU" in printed
+    assert attention.main(["--json", str(tmp_path / "new.json"), "--cases", "MLA"]) == 2
+    assert capsys.readouterr().err == "benchmarks.attention: needs an NVIDIA GPU; torch sees none\n"
+    with pytest.raises(SystemExit, match="2"):
         attention.main(["--report", "--cases", "MLA"])
+
+
+def test_the_report_is_of_the_repository_wherever_it_is_called_and_names_all_broken_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root / "benchmarks/results", root / "docs", elsewhere):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(attention, "ROOT", root)
+    monkeypatch.chdir(elsewhere)
+    assert attention.main(["--report"]) == 0
+    assert (root / "docs/gpu-results.md").read_text().startswith("# Decode attention on GPUs")
+    (root / "docs/gpu-results.md").write_text("kept")
+    (root / "benchmarks/results/a.json").write_text("{")
+    (root / "benchmarks/results/b.json").write_text('{"benchmark": "attention-decode"}')
+    (root / "benchmarks/results/c.json").write_text('{"benchmark": "attention-ablations"}')
+    assert attention.main(["--report"]) == 2
+    printed = capsys.readouterr().err
+    assert "a.json, line 1: no JSON" in printed
+    assert "b.json: not as this benchmark writes it: KeyError: 'machine'" in printed
+    assert "c.json: not as this benchmark writes it: KeyError: 'records'" in printed
+    assert (root / "docs/gpu-results.md").read_text() == "kept"
