@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpu_tests.reference.trial import (
     BROKEN_METADATA,
@@ -107,6 +109,36 @@ def test_options_agree_with_the_oracle(name: str, splits: int, monkeypatch: pyte
     dtype = torch.float16 if "fp16" in name else torch.bfloat16
     launch = replace(trial(OPTIONS[name], splits), dtype=dtype).launch(monkeypatch)
     assert_accepted(launch, launch.run())
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> tuple[Shape, int | None]:
+    """Any shape that the kernels take. Prefix or whole of a request end near that of a block, and trees fit into it."""
+    mla, fp8, tree = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    kv_heads, q_len = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    heads = draw(st.sampled_from([1, 4, 5, 17])) * (1 if mla else kv_heads)
+    near = st.sampled_from([-1, 0, 1, q_len - 1, q_len, q_len + 1])
+    edges = st.tuples(st.integers(0, 3), near).map(lambda edge: max(64 * edge[0] + edge[1], q_len * tree))
+    lengths = draw(st.lists(edges, min_size=1, max_size=3))
+    grid = draw(st.sampled_from(["split", "balanced"]))
+    window = draw(st.sampled_from([-1, 0, 5, 63, 64])) if grid == "split" and not mla else -1
+    shape = Shape(
+        heads, 0 if mla else kv_heads, draw(st.sampled_from([16, 32, 64, 128])), q_len, tuple(lengths), grid=grid,
+        window_left=window, layout=draw(st.sampled_from(["HND", "NHD"])), head_dim=draw(st.sampled_from([64, 128])),
+        sinks=draw(st.sampled_from([(), SINKS * heads]))[:heads],
+        parents=tuple(draw(st.integers(-1, token - 1)) for token in range(q_len)) if tree else (),
+        **(FP8 if fp8 else {}),
+    )  # fmt: skip
+    return shape, draw(st.sampled_from([1, 2, 5]))
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(launches())
+def test_any_launch_agrees_with_the_oracle(of: tuple[Shape, int | None]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        launch = trial(*of).launch(patch)
+        assert_accepted(launch, launch.run())
 
 
 FAMILIES = pytest.mark.parametrize(
