@@ -261,12 +261,13 @@ def trtllm_batch_decode_with_kv_cache_mla(
     problems = Problems("trtllm_batch_decode_with_kv_cache_mla")
     _check_alone(locals(), problems, (Tensor,))
     width = kv_lora_rank + qk_rope_head_dim
-    problems.unless(kv_lora_rank >= 1, "kv_lora_rank", kv_lora_rank, "1 or more")
     problems.unless(qk_rope_head_dim >= 0, "qk_rope_head_dim", qk_rope_head_dim, "0 or more")
     layout_fits = kv_cache.dim() == 3 or (kv_cache.dim() == 4 and kv_cache.shape[1] == 1)
     problems.unless(layout_fits, "kv_cache", list(kv_cache.shape), "[P, page, D] or [P, 1, page, D]")
-    columns = kv_cache.shape[-1] if kv_cache.dim() else None
+    columns = kv_cache.shape[-1] if kv_cache.dim() else 0
     problems.unless(columns == width, "kv_cache", list(kv_cache.shape), f"{width} columns")
+    allowed = f"1 to {columns}, the columns of kv_cache"
+    problems.unless(1 <= kv_lora_rank <= columns, "kv_lora_rank", kv_lora_rank, allowed)
     uniform = cum_seq_lens_q is None
     allowed = "[B, q, H, D] with q of 1 or more, or with cum_seq_lens_q [num_tokens, H, D]"
     query_fits = query.dim() == (4 if uniform else 3) and (not uniform or query.shape[1] >= 1)
