@@ -113,6 +113,7 @@ def trtllm_batch_decode_with_kv_cache(
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Decode attention of `query` [num_tokens, H, D] over a paged cache; `out` [num_tokens, H, Dv].
 
+    * query: fp16, bf16, fp32 or fp64, as the kernel takes (`select`); stride 1 in D, any other strides.
     * kv_cache: [P, 2, Hkv, page, D] (HND) or [P, 2, page, Hkv, D] (NHD), or a tuple (K, V) without the 2.
       Stride 1 in D, any other strides. Dtype of the query, or float8_e4m3fn with the scales folded into
       `bmm1_scale` (k) and `bmm2_scale` (v).
@@ -126,7 +127,9 @@ def trtllm_batch_decode_with_kv_cache(
       equal values.
     * bmm1_scale, bmm2_scale: of the scores (softmax scale included) and of the output; floats are frozen in a
       graph, one-element fp32 tensors are read at replay.
-    * out, out_dtype: where and in which dtype to write; by default a new tensor in the dtype of the query.
+    * out, out_dtype: where and in which dtype to write; by default a new tensor in the dtype of the query. Stride 1
+      in Dv, any other strides.
+    * lse: where to write it, fp32 [num_tokens, H] with stride 1 in H; by default a new tensor.
     * window_left: keys left of the query's own that stay visible; -1 for no window.
     * sinks: fp32 [H], natural-log logits.
     * q_len_per_req: query tokens of every request. For ragged queries pass None, `cum_seq_lens_q` int32 or uint32
