@@ -67,8 +67,11 @@ class Results:
         today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
         head = {"benchmark": BENCHMARK, "date": today, "machine": about, "limits": limits}
         self.run = head | {"not_measured": not_measured} | self.run
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.write()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.write()
+        except OSError as error:
+            raise CallError(f"{self.path}: cannot be written: {error.strerror}") from error
 
     def kernels(self, case: Case) -> set[str]:
         """Kernels that have a record of the case."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -332,6 +333,11 @@ def test_all_broken_preconditions_are_named_at_once(kernel: Kernel) -> None:
         ({"bmm1_scale": torch.zeros(1).double()}, "bmm1_scale: got float64"),
         ({"bmm1_scale": "1"}, "bmm1_scale: got '1', must be a number or a tensor"),
         ({"bmm2_scale": None}, "bmm2_scale: got None, must be a number or a tensor"),
+        ({"bmm1_scale": 10**400}, "bmm1_scale: got 10+, must be finite in float32"),
+        ({"bmm2_scale": float("nan")}, "bmm2_scale: got nan, must be finite in float32"),
+        ({"bmm2_scale": torch.zeros(2)}, r"bmm2_scale: got shape \[2\], must be \[1\]"),
+        ({"grid": np.array(["split"])}, r"grid: got \['split'\], must be split or balanced"),
+        ({"q_len_per_req": None, "cum_seq_lens_q": torch.zeros(7).int(), "max_q_len": 2**63}, "max_q_len: got 9223"),
         *(({name: None}, f"{name}: got None, must be a tensor$") for name in ("query", "block_tables", "seq_lens")),
         *(
             ({name: [1, 2]}, f"{name}: got a list, must be a tensor")
@@ -457,6 +463,25 @@ def test_an_unfit_workspace_is_refused_with_the_size_that_suffices(monkeypatch: 
     message = "workspace_buffer: got an address 3 bytes past a multiple of 16, must be aligned to 16 bytes"
     with pytest.raises(KernelPreconditionError, match=message):
         launch.run(backend="triton", workspace_buffer=odd)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("window_left", [1000, 2**31 - 1, 2**63])
+def test_a_window_wider_than_any_request_is_none(kernel: Kernel, window_left: int) -> None:
+    # Added to a position it would leave the range of int32.
+    launch = Launch(kernel, replace(VERIFY, lengths=(0, 1, 2, 40)), kernel.dtypes[0])
+    assert same_bits(launch.run(window_left=window_left), launch.run())
+
+
+def test_numbers_of_numpy_and_scales_without_a_dimension_are_as_good_as_others() -> None:
+    launch = Launch(ON_CPU, VERIFY, torch.float32)
+    options = {"q_len_per_req": np.int16(VERIFY.q_len), "max_seq_len": np.int32(launch.shape.max_seq_len)}
+    options |= {"window_left": np.int64(-1), "cp_world": np.int64(1), "bmm1_scale": torch.tensor(launch.softmax_scale)}
+    assert same_bits(launch.run(**options), launch.run(bmm1_scale=torch.tensor([launch.softmax_scale])))
+    shapes = {"batch_size": 40000, "num_heads": 128, "num_kv_heads": 1, "head_dim_v": 512, "max_q_len": 8}
+    shapes |= {"max_seq_len": 8192}
+    narrow = {name: np.int32(number) for name, number in shapes.items()}
+    assert workspace_bytes(**narrow) == workspace_bytes(**shapes) > 2**31  # type: ignore[arg-type]
 
 
 def test_the_pytorch_kernel_gives_the_same_bits_for_either_grid() -> None:

@@ -295,6 +295,13 @@ def test_the_masks_of_ragged_drafts_are_read_when_the_kernel_runs_and_matter() -
     assert torch.equal(chain, OURS[XQA](**(arguments | {"mask": None})))
 
 
+def test_ragged_drafts_may_all_be_empty() -> None:
+    arguments, _ = ragged(4, "cpu")
+    empty = {name: arguments[name][:0] for name in ("query", "mask")}
+    empty["q_cu_seq_lens"] = torch.zeros_like(arguments["q_cu_seq_lens"])
+    assert OURS[XQA](**(arguments | empty)).shape == (0, *arguments["query"].shape[1:])
+
+
 @pytest.mark.parametrize("q_len", [1, 4])
 @pytest.mark.parametrize("shape", ["of XQA", "of tokens"])
 def test_the_given_output_is_written_in_either_shape_and_comes_back(q_len: int, shape: str) -> None:
@@ -372,7 +379,7 @@ RAGGED = {"cum_seq_lens_q": torch.tensor([0, 3, 6, 9, 12], dtype=torch.int32)}
         (RAGGED, ["query: got [4, 3, 16, 576], must be [B, q, H, D] with q of 1 or more, or with cum_seq_lens_q"]),
         (
             RAGGED | {"query": torch.zeros(12, MLA_HEADS, 576).bfloat16()},
-            ["max_q_len: got None, must be given with cum_seq_lens_q"],
+            ["max_q_len: got None, must be 1 to 2147483647 with cum_seq_lens_q"],
         ),
         *(
             ({"out": torch.zeros(shape), "sinks": torch.zeros(2)}, [f"out: got shape {list(shape)}, must be [4, 3, 16"])

@@ -176,6 +176,12 @@ def test_a_file_of_another_machine_is_not_continued(results: Results) -> None:
         Results(results.path).begin({"card": "Another GPU"}, LIMITS, [])
 
 
+def test_a_file_that_cannot_be_written_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CallError, match=r"file/results.json: cannot be written: (File exists|Not a directory)"):
+        Results(tmp_path / "file" / "results.json").begin({"card": "A GPU"}, LIMITS, [])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -121,8 +121,8 @@ def trtllm_batch_decode_with_kv_cache(
       written from its first byte on, where FlashInfer's kernels keep counters: share it with none of them. The
       PyTorch kernel needs none.
     * block_tables: int32 [B, W], page ids. Entries past a request's last page are never read.
-    * seq_lens: int32 or uint32 [B], keys of each request INCLUDING the tokens of the query (causal is
-      bottom-right).
+    * seq_lens: int32, or uint32 below 2^31, [B] with B of 1 or more: keys of each request INCLUDING the tokens of the
+      query (causal is bottom-right).
     * max_seq_len: host bound of `seq_lens`, at most W * page. It steers the number of splits: equal bits need
       equal values.
     * bmm1_scale, bmm2_scale: of the scores (softmax scale included) and of the output; floats are frozen in a
@@ -156,10 +156,10 @@ def trtllm_batch_decode_with_kv_cache(
         mask=mask,
         sinks=sinks,
         max_q_len=query_length(q_len_per_req, max_q_len, cum_seq_lens_q, problems),
-        max_seq_len=max_seq_len,
+        max_seq_len=int(max_seq_len),
         bmm1_scale=bmm1_scale,
         bmm2_scale=bmm2_scale,
-        window_left=window_left,
+        window_left=int(window_left),
         empty_rows=empty_rows,
         grid=grid,
     )
@@ -206,7 +206,7 @@ def xqa_batch_decode_with_kv_cache(
     fits = q_len_per_req is not None and q_len_per_req >= fewest
     longest = "" if offsets is None else ": the longest query of q_cu_seq_lens"
     problems.unless(fits, "q_len_per_req", q_len_per_req, f"{fewest} or more{longest}")
-    rows = q_len_per_req if q_len_per_req is not None and fits else fewest
+    rows = int(q_len_per_req) if q_len_per_req is not None and fits else fewest
     if mask is not None:
         mask = _mask_by_request(mask, query, offsets, rows, problems) if rows > 1 else None
     shapes = [[*query.shape[:-1], v.shape[-1]]]
@@ -226,10 +226,10 @@ def xqa_batch_decode_with_kv_cache(
         mask=mask,
         sinks=sinks,
         max_q_len=rows,
-        max_seq_len=max_seq_len,
+        max_seq_len=int(max_seq_len),
         bmm1_scale=bmm1_scale,
         bmm2_scale=bmm2_scale,
-        window_left=window_left,
+        window_left=int(window_left),
         empty_rows=empty_rows,
         grid=grid,
     )
@@ -286,14 +286,14 @@ def trtllm_batch_decode_with_kv_cache_mla(
         query=query.flatten(0, 1) if uniform else query,
         k=(kv_cache if kv_cache.dim() == 3 else kv_cache[:, 0]).unsqueeze(2),
         v=None,
-        head_dim_v=kv_lora_rank,
+        head_dim_v=int(kv_lora_rank),
         block_tables=block_tables,
         seq_lens=int32(seq_lens),
         cum_seq_lens_q=int32(cum_seq_lens_q),
         mask=mask,
         sinks=sinks,
         max_q_len=query.shape[1] if uniform else ragged_length(max_q_len, problems),
-        max_seq_len=max_seq_len,
+        max_seq_len=int(max_seq_len),
         bmm1_scale=bmm1_scale,
         bmm2_scale=bmm2_scale,
         window_left=-1,
@@ -338,9 +338,10 @@ def workspace_bytes(
     if not problems.about("num_heads", "num_kv_heads"):
         fits = num_heads % num_kv_heads == 0
         problems.unless(fits, "num_heads", num_heads, f"a multiple of num_kv_heads = {num_kv_heads}")
-    problems.unless(grid in WORDS["grid"], "grid", grid, "split or balanced")
+    problems.unless(isinstance(grid, str) and grid in WORDS["grid"], "grid", grid, "split or balanced")
     problems.raise_if_any()
-    heads = (num_heads, num_kv_heads, head_dim_v, max_q_len)
+    batch_size, *heads, max_seq_len = (int(number) for number in numbers.values())  # products may pass NumPy's ranges
+    num_heads, _, head_dim_v, max_q_len = heads
     balanced = grid == "balanced"
     if balanced:
         num_splits = choose_runs(*heads, LARGEST_GPU)
@@ -367,5 +368,7 @@ def _mask_by_request(
     problems.tensor("mask", mask, (torch.uint16,), [query.shape[0], 2 * ((rows + 31) // 32)], inner_stride=True)
     if problems.lines or offsets.dim() != 1 or mask.device != offsets.device:
         return None  # the launch names what else does not fit
+    if not len(mask):
+        return mask.new_zeros(len(offsets) - 1, rows, mask.shape[1])
     row = offsets[:-1, None] + torch.arange(rows, dtype=torch.int32, device=offsets.device)
-    return mask.view(torch.int16)[row.clamp(0, max(len(mask) - 1, 0))].view(torch.uint16)
+    return mask.view(torch.int16)[row.clamp(0, len(mask) - 1)].view(torch.uint16)

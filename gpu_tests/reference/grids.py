@@ -22,7 +22,7 @@ KEYS = 64
 
 BALANCED_COST = 1.06
 """Time of a block on the balanced grid, relative to one on the other. Measured with equal lengths on an H200: 1.01 to
-1.08 in Gluon, and 1.24 for 128 requests of 128 heads, see docs/gpu-results.md.
+1.09 in Gluon, and 1.21 for 128 requests of 128 heads, see docs/gpu-results.md.
 """
 
 

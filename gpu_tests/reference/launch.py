@@ -26,6 +26,8 @@ Scale = float | Tensor
 Counts = TypeVar("Counts", Tensor, Tensor | None)
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+LARGEST_INT = torch.iinfo(torch.int32).max
+LARGEST_SCALE = torch.finfo(torch.float32).max
 
 TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("query", "block_tables", "seq_lens"), ((Tensor,), "a tensor")),
@@ -72,6 +74,11 @@ class Launch:
     window_left: int
     empty_rows: EmptyRows
     grid: Grid
+
+    @property
+    def window(self) -> int:
+        """`window_left`, or -1 if it hides nothing: large ones would leave the range of positions."""
+        return -1 if self.window_left >= self.max_seq_len else self.window_left
 
     def run(
         self,
@@ -136,7 +143,7 @@ class Launch:
     def _op_arguments(self) -> tuple[object, ...]:
         """Scales as (float, tensor or None): a tensor is read at replay, a float is frozen at capture."""
         scales = [
-            (1.0, scale) if isinstance(scale, Tensor) else (float(scale), None)
+            (1.0, scale.reshape(1)) if isinstance(scale, Tensor) else (float(scale), None)
             for scale in (self.bmm1_scale, self.bmm2_scale)
         ]
         return (
@@ -152,7 +159,7 @@ class Launch:
             *scales[1],
             self.max_q_len,
             self.max_seq_len,
-            self.window_left,
+            self.window,
             self.empty_rows == "strict",
         )
 
@@ -173,12 +180,14 @@ class Launch:
             problems.tensor("sinks", self.sinks, (torch.float32,), [num_heads], inner_stride=True)
         for name, scale in (("bmm1_scale", self.bmm1_scale), ("bmm2_scale", self.bmm2_scale)):
             if isinstance(scale, Tensor):
-                problems.tensor(name, scale, (torch.float32,), [1])
+                problems.tensor(name, scale, (torch.float32,), [] if scale.dim() == 0 else [1])
+            else:
+                problems.unless(abs(scale) <= LARGEST_SCALE, name, scale, "finite in float32")
         problems.tensor("out", out, FLOATS, [num_tokens, num_heads, self.head_dim_v], inner_stride=True)
         problems.tensor("lse", lse, (torch.float32,), [num_tokens, num_heads], inner_stride=True)
         problems.unless(self.window_left >= -1, "window_left", self.window_left, "-1 (none) or a count")
         problems.unless(
-            self.grid != "balanced" or self.window_left < 0,
+            self.grid != "balanced" or self.window < 0,
             "grid",
             self.grid,
             "split with a window, which leaves every request about the same number of keys",
@@ -222,7 +231,8 @@ def check_types(given: dict[str, object], problems: Problems, cache: tuple[type,
     for name, words in WORDS.items():
         if name in given:
             allowed = f"{', '.join(words[:-1])} or {words[-1]}"
-            problems.unless(given[name] in words, name, given[name], allowed)
+            fits = isinstance(given[name], str) and given[name] in words
+            problems.unless(fits, name, given[name], allowed)
     if problems.about(*TYPES, "kv_cache", "kv_layout"):
         problems.raise_if_any()
 
@@ -257,15 +267,16 @@ def query_length(per_request: int | None, longest: int | None, offsets: Tensor |
     """
     if offsets is None:
         problems.unless(per_request is not None and per_request >= 1, "q_len_per_req", per_request, "1 or more")
-        return per_request or 1
+        return int(per_request or 1)
     problems.unless(per_request is None, "q_len_per_req", per_request, "None when cum_seq_lens_q is given")
     return ragged_length(longest, problems)
 
 
 def ragged_length(longest: int | None, problems: Problems) -> int:
     """The bound of the lengths of ragged queries."""
-    problems.unless(longest is not None and longest >= 1, "max_q_len", longest, "given with cum_seq_lens_q")
-    return longest or 1
+    fits = longest is not None and 1 <= longest <= LARGEST_INT
+    problems.unless(fits, "max_q_len", longest, f"1 to {LARGEST_INT} with cum_seq_lens_q")
+    return int(longest or 1)
 
 
 def fitting(out: Tensor | None, shapes: list[list[int]], problems: Problems) -> Tensor | None:

@@ -45,7 +45,9 @@ class Problems:
         """
         for name, value in arguments.items():
             default = defaults.get(name)
-            fits = value is None or (type(value) is type(default) and value == default)
+            numbers = all(isinstance(each, Number) and not isinstance(each, bool) for each in (value, default))
+            alike = numbers or type(value) is type(default)  # one of NumPy's is as good as one of Python's
+            fits = value is None or (alike and value == default)
             self.unless(fits, name, value, f"{default}: it is not implemented")
 
     def tensor(
