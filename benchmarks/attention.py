@@ -188,16 +188,18 @@ def chosen(pattern: str) -> list[Case]:
     return found
 
 
-def check(pattern: str, path: Path) -> None:
-    """Raises CallError with all that speaks against measuring the cases that match into the file."""
-    problems = []
-    for read in (lambda: Results(path), lambda: chosen(pattern), demand_gpu):
+def called(pattern: str, path: Path) -> tuple[list[Case], Results]:
+    """The cases that match, and the file for them. Raises CallError with all that speaks against measuring them."""
+    found, problems = [], []
+    for read in (lambda: chosen(pattern), lambda: Results(path), demand_gpu):
         try:
-            read()
+            found.append(read())
         except CallError as error:
             problems.append(str(error))
     if problems:
         raise CallError("\n".join(problems))
+    cases, results, _ = found
+    return cases, results
 
 
 def demand_gpu() -> None:
@@ -221,8 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name, text in attention_report.files(ROOT / "benchmarks/results").items():
                 (ROOT / "docs" / name).write_text(text, encoding="utf-8")
         else:
-            check(given.cases, given.json)
-            run(chosen(given.cases), Results(given.json))
+            run(*called(given.cases, given.json))
     except CallError as error:
         print(f"benchmarks.attention: {error}", file=sys.stderr)
         return 2

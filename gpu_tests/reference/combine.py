@@ -14,9 +14,9 @@ It is a chain of latencies, so it has as few links as possible:
   eight warps for 32 columns of a row with 256 splits, which also spreads a single request over the GPU.
 * Partial results stay in the L2 cache for the next launch (`load_parts`): 3.9 us of 88.4 for 32 requests of 64 rows.
 * On Hopper and later it is launched while the last blocks of the first half are at work, and waits there
-  (`launch_options`). On an H200 that saves 1.5 us of 81.1 for 32 requests. Launched earlier
-  it would wait for longer, and gain less. It admits the next kernel at once: that one waits for its end before it
-  reads or writes anything, and its launch takes no time of its own, 1 us of 18.6 for one request.
+  (`launch_options`). On an H200 that saves 1.5 us of 81.1 for 32 requests. Launched earlier it would wait for longer,
+  and gain less. It admits the next kernel at once: that one waits for its end before it reads or writes anything,
+  and its launch takes no time of its own, 1 us of 18.6 for one request.
 """
 
 from __future__ import annotations

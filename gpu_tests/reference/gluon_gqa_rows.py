@@ -43,8 +43,6 @@ from gpu_tests.reference.combine import admit_successor, wait_for_predecessor
 from gpu_tests.reference.division import Division
 from gpu_tests.reference.gluon_gqa_load import KEYS, load_role, tensor_map
 from gpu_tests.reference.gluon_parts import (
-    LAZY,
-    ROOM,
     barriers,
     finish_rows,
     hides_a_key,
@@ -53,20 +51,15 @@ from gpu_tests.reference.gluon_parts import (
     page_ids,
     power_below,
     run_of_program,
-    visible_in_draft,
 )
+from gpu_tests.reference.gluon_rows import LAYOUT, OF_ROWS, OPERAND, ROWS, WEIGHTS, mask_scores, soften
 from gpu_tests.reference.pieces import piece_of
 
 LOG2E = math.log2(math.e)
-ROWS = gl.constexpr(16)
 TILES = gl.constexpr(6)
 """Tiles of keys or values that a CTA holds."""
 
-LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
-OF_ROWS = gl.constexpr(gl.SliceLayout(0, LAYOUT.value))
 FIRST_OPERAND = gl.constexpr(gl.DotOperandLayout(0, LAYOUT.value, 2))
-OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
-WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(32, 16, rank=2))
 LOAD_REGISTERS, REGISTERS = gl.constexpr(24), 128
 """A thread of the load role, and on average over the roles: what two CTAs of 8 warps on an SM can have."""
 
@@ -147,22 +140,11 @@ def _attend_role(
             if WINDOW:
                 edge |= block * KEYS < first_seen + q_len - 1
             if edge:
-                key = block * KEYS + key_of_block
-                visible = key[:, None] <= position[None, :]
-                if WINDOW:
-                    visible &= key[:, None] >= position[None, :] - window_left
-                if MASK:
-                    visible &= visible_in_draft(
-                        key[:, None], token[None, :], length, q_len, mask + request * mask_request, mask_row
-                    )
-                scores = gl.where(visible, scores, float("-inf"))
-            peak = gl.max(scores, 0)
-            new_top = gl.where(peak > top + LAZY, peak - ROOM, top)
-            finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
-            shrink = gl.exp2(top - finite_top)[None, :]
-            weights = gl.exp2(scores - finite_top[None, :])
-            total = total * shrink + weights  # added up at the end: a sum over keys is one over threads
-            top = new_top
+                scores = mask_scores(
+                    scores, block * KEYS + key_of_block, position, token, request, length, q_len, window_left,
+                    mask, mask_request, mask_row, WINDOW, MASK,
+                )  # fmt: skip
+            weights, shrink, top, total = soften(scores, top, total)
             acc *= shrink
             weight_tile.store(weights.to(gl.float16))
             fence_async_shared()

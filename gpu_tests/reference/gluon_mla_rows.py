@@ -39,8 +39,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from gpu_tests.reference.combine import admit_successor, wait_for_predecessor
 from gpu_tests.reference.division import Division
 from gpu_tests.reference.gluon_parts import (
-    LAZY,
-    ROOM,
     barriers,
     cache_map,
     clear_keys_outside,
@@ -51,13 +49,12 @@ from gpu_tests.reference.gluon_parts import (
     page_ids,
     power_below,
     run_of_program,
-    visible_in_draft,
 )
+from gpu_tests.reference.gluon_rows import LAYOUT, OF_ROWS, OPERAND, ROWS, WEIGHTS, mask_scores, soften
 from gpu_tests.reference.pieces import piece_of
 from gpu_tests.reference.select import GLUON_PAGES, MLA_COLUMNS
 
 LOG2E = math.log2(math.e)
-ROWS = gl.constexpr(16)
 KEYS = gl.constexpr(64)
 LATENT, ROPE = gl.constexpr(MLA_COLUMNS[0]), gl.constexpr(MLA_COLUMNS[1])
 HALF = gl.constexpr(MLA_COLUMNS[0] // 2)
@@ -65,11 +62,7 @@ HALVES, ROPES = gl.constexpr(4), gl.constexpr(2)
 LOADED = gl.constexpr(2)
 """Latent halves and rope tiles that a CTA holds, and how many of each on their way from a cache in fp8."""
 
-LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
-OF_ROWS = gl.constexpr(gl.SliceLayout(0, LAYOUT.value))
-OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 OPERAND_TILES = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=3))
-WEIGHTS = gl.constexpr(gl.NVMMASharedLayout(32, 16, rank=2))
 
 CONVERT_REGISTERS, LOAD_REGISTERS = gl.constexpr(112), gl.constexpr(56)
 REGISTERS, REGISTERS_FP8 = 152, 136
@@ -261,20 +254,11 @@ def _attend_role(
 
             scores *= row_scale[None, :]
             if hides_a_key(block, length, q_len, KEYS, MASK):
-                key = block * KEYS + key_of_block
-                visible = key[:, None] <= position[None, :]
-                if MASK:
-                    visible &= visible_in_draft(
-                        key[:, None], token[None, :], length, q_len, mask + request * mask_request, mask_row
-                    )
-                scores = gl.where(visible, scores, float("-inf"))
-            peak = gl.max(scores, 0)
-            new_top = gl.where(peak > top + LAZY, peak - ROOM, top)
-            finite_top = gl.where(new_top == float("-inf"), 0.0, new_top)
-            shrink = gl.exp2(top - finite_top)[None, :]
-            weights = gl.exp2(scores - finite_top[None, :])
-            total = total * shrink + weights  # added up at the end: a sum over keys is one over threads
-            top = new_top
+                scores = mask_scores(
+                    scores, block * KEYS + key_of_block, position, token, request, length, q_len, -1,
+                    mask, mask_request, mask_row, False, MASK,
+                )  # fmt: skip
+            weights, shrink, top, total = soften(scores, top, total)
             acc_left *= shrink
             acc_right *= shrink
             weight_tile.store(weights.to(weight_tile.dtype))
