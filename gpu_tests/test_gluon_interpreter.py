@@ -188,6 +188,26 @@ def test_over_fp8_a_query_out_of_the_range_of_float16_has_the_bits_of_one_in_it(
     assert same_bits(launch.run(bmm1_scale=launch.softmax_scale * launch.shape.scales[0] / 2.0**40), expected)
 
 
+LAUNCHED = {
+    "MLA": (MLA, "gluon_mla"), "MLA, fp8": (replace(MLA, **FP8), "gluon_mla"),
+    "MLA, few rows": (FEW_ROWS, "gluon_mla_rows"), "MLA, few rows, fp8": (replace(FEW_ROWS, **FP8), "gluon_mla_rows"),
+    "MLA, few rows, fp8, small pages": (replace(FEW_ROWS, page_size=8, **FP8), "gluon_mla"),
+    "GQA": (GQA, "gluon_gqa"), "GQA, fp8": (replace(GQA, **FP8), "gluon_gqa"),
+    "GQA, few rows": (FEW_GQA, "gluon_gqa_rows"), "GQA, few rows, bf16": (replace(GQA, heads=4), "gluon_gqa"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "module"), LAUNCHED.values(), ids=LAUNCHED)
+def test_a_maximum_that_leaves_the_range_of_weights_is_renewed_and_few_rows_have_their_kernel(
+    family: Shape, module: str, kernels: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Scores of random vectors are too much alike for that: the first block would have the maximum of all.
+    launch = trial(replace(family, lengths=(260, 70)), 1).launch(monkeypatch)
+    launch.query *= 10
+    assert_accepted(launch, launch.run())
+    assert {kernel.kernel.fn.__module__.rpartition(".")[2] for kernel in kernels if kernel.programs} == {module}
+
+
 # What it is there to find.
 
 
